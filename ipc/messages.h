@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "weightd/status.h"
+#include "weightd/types.h"
+
+/// The messages of protocol.capnp as plain structs. Decoding copies everything out once, checks every list length, text length and
+/// UTF-8, and keeps no reader (CO-119 to CO-123). Field meanings: protocol.capnp.
+namespace weightd::ipc {
+
+/// Limits of decoding; over them: kInvalidArgument that names the field. Nesting is at most 16 pointers deep.
+inline constexpr uint32_t kMaxTextBytes = 4096;      // paths, messages
+inline constexpr uint32_t kMaxModelNameBytes = 255;
+inline constexpr uint32_t kMaxListItems = 65'536;
+
+enum class GenerationState : uint16_t { kLoading, kVerifying, kReady, kPublished, kDraining, kFreed, kFailed };
+[[nodiscard]] std::string_view generation_state_name(GenerationState state);
+
+struct ModelSummary {
+  std::string name;
+  uint64_t generation = 0;
+  GenerationState state{};
+  std::string content_id, device;
+  uint32_t shard = 0;
+  std::string transport;
+  uint64_t logical_bytes = 0, resident_bytes = 0, tensor_count = 0;
+  uint32_t lease_count = 0, orphan_count = 0;
+  uint64_t progress_bytes = 0;
+  std::string failure, residency, source, tensors_id;
+};
+struct LeaseSummary {
+  uint64_t id = 0;
+  std::string model;
+  uint64_t generation = 0;
+  std::string content_id;
+  int32_t pid = 0;
+  uint32_t uid = 0;
+  std::string command;
+  uint64_t age_ms = 0, bytes = 0;
+  bool orphan = false;
+  std::string device;
+};
+struct DeviceSummary {
+  std::string uuid, name;
+  uint64_t total_bytes = 0, budget_bytes = 0, owned_bytes = 0, leased_bytes = 0, draining_bytes = 0, orphan_bytes = 0,
+           loading_bytes = 0, free_bytes = 0;
+};
+
+// Requests
+struct HelloRequest { std::string build, name; };
+struct ListRequest {};
+struct AcquireRequest { std::string model, device; uint32_t wait_ms = 0; std::string content_id; };
+struct ReleaseRequest { uint64_t lease = 0; };
+struct StatusRequest {};
+struct LoadRequest { std::string model, path, device; uint32_t timeout_ms = 0; };
+struct UnloadRequest { std::string model, device; uint32_t timeout_ms = 0; };
+struct LeasesRequest {};
+struct VerifyRequest { std::string model; };
+struct VersionRequest {};
+struct Request {
+  uint64_t id = 0;
+  std::variant<HelloRequest, ListRequest, AcquireRequest, ReleaseRequest, StatusRequest, LoadRequest, UnloadRequest, LeasesRequest,
+               VerifyRequest, VersionRequest> body;
+};
+
+// Responses
+struct HelloReply { std::string build; uint16_t protocol_version = 0; std::string backend; uint64_t instance = 0; int32_t pid = 0; };
+struct ModelsReply { std::vector<ModelSummary> models; };
+struct AcquiredReply {
+  uint64_t lease = 0;
+  ModelSummary model;
+  uint64_t arena_bytes = 0;
+  std::vector<uint64_t> chunk_bytes;
+  uint32_t fd_count = 0;
+  uint64_t table_bytes = 0;
+};
+struct ReleasedReply {};
+struct StatusReply {
+  HelloReply version;
+  uint64_t uptime_ms = 0;
+  std::vector<DeviceSummary> devices;
+  std::vector<ModelSummary> models;
+  uint32_t session_count = 0, lease_count = 0, fd_count = 0;
+  uint64_t rss_bytes = 0;
+};
+struct LoadedReply { ModelSummary model; };
+struct UnloadedReply { bool freed = false; uint64_t bytes = 0; std::vector<LeaseSummary> holders; };
+struct LeasesReply { std::vector<LeaseSummary> leases; };
+struct VerifiedReply {
+  uint64_t blocks = 0;
+  std::vector<uint64_t> bad_blocks;      // at most kMaxListItems are listed
+  std::vector<std::string> bad_tensors;
+  uint64_t elapsed_ms = 0, bytes = 0;
+};
+struct VersionReply { HelloReply version; };
+struct MoreFdsReply { uint32_t count = 0; };
+struct PublishedEvent { ModelSummary model; };
+struct DrainRequestedEvent { ModelSummary model; };
+struct ShuttingDownEvent {};
+struct EventReply { std::variant<PublishedEvent, DrainRequestedEvent, ShuttingDownEvent> event; };
+struct Response {
+  uint64_t id = 0;
+  std::variant<Status, HelloReply, ModelsReply, AcquiredReply, ReleasedReply, StatusReply, LoadedReply, UnloadedReply, LeasesReply,
+               VerifiedReply, VersionReply, EventReply, MoreFdsReply> body;  // Status: the error
+};
+
+// Loader channel
+struct LoadJob {};
+struct VerifyJob { std::vector<uint64_t> chunk_bytes; uint64_t arena_bytes = 0; };
+struct Job {
+  std::variant<LoadJob, VerifyJob> kind;
+  std::string backend, device, residency;
+  uint64_t chunk_bytes = 0;
+  uint32_t threads = 0;
+  std::string bundle_name;
+  uint32_t fd_count = 0;
+};
+struct Planned {
+  std::string content_id, tensors_id;
+  uint64_t arena_bytes = 0, resident_bytes = 0, logical_bytes = 0, tensor_count = 0;
+  uint32_t chunk_count = 0;
+};
+struct Admitted {};
+struct Chunks { uint32_t count = 0; };
+struct Received { uint32_t count = 0; };
+struct LoadProgress { uint64_t bytes = 0; };
+struct LoadResult { std::vector<uint64_t> chunk_bytes; uint64_t table_bytes = 0, blocks = 0, elapsed_ms = 0; };
+struct LoaderMessage {
+  std::variant<Job, Planned, Admitted, Chunks, Received, LoadProgress, LoadResult, Status, VerifiedReply, MoreFdsReply> body;
+};
+
+/// Bodies of frames (Cap'n Proto stream framing, a multiple of 8 bytes). encode never fails for values within the limits; longer texts
+/// are a WEIGHTD_CHECK (callers bound what they echo).
+[[nodiscard]] std::vector<std::byte> encode(const Request& request);
+[[nodiscard]] std::vector<std::byte> encode(const Response& response);
+[[nodiscard]] std::vector<std::byte> encode(const LoaderMessage& message);
+/// kInvalidArgument: malformed, over a limit, or invalid UTF-8. kUnsupported: a union member that this build does not know.
+[[nodiscard]] Result<Request> decode_request(std::span<const std::byte> body);
+[[nodiscard]] Result<Response> decode_response(std::span<const std::byte> body);
+[[nodiscard]] Result<LoaderMessage> decode_loader_message(std::span<const std::byte> body);
+
+/// The tensor table of a resident generation. Names are opaque bytes in UTF-8; there may be a million of them (CO-122).
+struct StorageEntry {
+  std::string name;
+  Encoding encoding{};
+  DType dtype{};
+  bool merged = false;
+  uint64_t n = 0, k = 0, batch = 0, logical_bytes = 0;
+  uint64_t data_offset = 0, windows_offset = 0, records_offset = 0, resident_bytes = 0;  // arena offsets
+};
+struct TensorEntry {
+  std::string name;
+  DType dtype{};
+  Shape shape;
+  uint32_t storage = 0;
+  uint64_t row_begin = 0;
+};
+struct TensorTable {
+  std::string content_id, residency;
+  uint64_t arena_bytes = 0, pool_offset_bytes = 0, pool_bytes = 0;
+  std::vector<StorageEntry> storages;
+  std::vector<TensorEntry> tensors;
+  std::vector<uint64_t> block_hashes;
+};
+inline constexpr uint64_t kMaxTableBytes = uint64_t{1} << 30;
+[[nodiscard]] std::vector<std::byte> encode(const TensorTable& table);
+/// Also checks that every plane lies inside the arena, that shapes, sizes, storages and rows agree, and alignments hold: a client may
+/// form pointers from it without further checks. kCorruption names the entry.
+[[nodiscard]] Result<TensorTable> decode_table(std::span<const std::byte> bytes);
+
+}  // namespace weightd::ipc
