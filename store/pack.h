@@ -14,8 +14,9 @@
 /// The way from checkpoint to bundle and back (design: checkpoint -> bundle -> resident chunks).
 namespace weightd::store {
 
-/// Called now and then from the packing thread: bytes of source done, and of how many.
-using Progress = std::function<void(uint64_t done_bytes, uint64_t total_bytes)>;
+/// Called now and then from the calling thread: bytes of source done, and of how many. False cancels: the operation ends with
+/// kCancelled at its next step and leaves nothing behind. May be empty.
+using Progress = std::function<bool(uint64_t done_bytes, uint64_t total_bytes)>;
 
 struct PackOptions {
   Encoding encoding = Encoding::kF12;  // kRaw: nothing is coded
