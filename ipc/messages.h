@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -19,6 +20,13 @@ namespace weightd::ipc {
 inline constexpr uint32_t kMaxTextBytes = 4096;      // paths, messages
 inline constexpr uint32_t kMaxModelNameBytes = 255;
 inline constexpr uint32_t kMaxListItems = 65'536;
+
+/// The rule for names that clients ask for: 1 to kMaxModelNameBytes bytes of ASCII letters, digits, '.', '_', '-', ':' in parts separated
+/// by '/', each of which begins with a letter or a digit ("qwen3-8b", "org/model:v2"; not "../x", "-x", "a//b"). So a name is safe in
+/// a log line, a metrics label and a file name's part. Decoding applies it to acquire, load, unload and verify.
+[[nodiscard]] bool valid_model_name(std::string_view name);
+/// `text` as it may be sent: valid UTF-8 (else escaped as printable() does), cut at a character with "..." to at most max_bytes (>= 4).
+[[nodiscard]] std::string bounded_text(std::string_view text, size_t max_bytes = kMaxTextBytes);
 
 enum class GenerationState : uint16_t { kLoading, kVerifying, kReady, kPublished, kDraining, kFreed, kFailed };
 [[nodiscard]] std::string_view generation_state_name(GenerationState state);
@@ -137,16 +145,20 @@ struct LoaderMessage {
 };
 
 /// Bodies of frames (Cap'n Proto stream framing, a multiple of 8 bytes). encode never fails for values within the limits; longer texts
-/// are a WEIGHTD_CHECK (callers bound what they echo).
+/// and lists are a WEIGHTD_CHECK (callers bound what they echo, with bounded_text). The message of a Status is bounded here.
 [[nodiscard]] std::vector<std::byte> encode(const Request& request);
 [[nodiscard]] std::vector<std::byte> encode(const Response& response);
 [[nodiscard]] std::vector<std::byte> encode(const LoaderMessage& message);
-/// kInvalidArgument: malformed, over a limit, or invalid UTF-8. kUnsupported: a union member that this build does not know.
+/// kInvalidArgument: malformed, over a limit, invalid UTF-8, or (requests) a text that holds a NUL byte. kUnsupported: a union member that
+/// this build does not know. An error code that this build does not know becomes kInternal, its message stays: every refusal is readable.
 [[nodiscard]] Result<Request> decode_request(std::span<const std::byte> body);
 [[nodiscard]] Result<Response> decode_response(std::span<const std::byte> body);
 [[nodiscard]] Result<LoaderMessage> decode_loader_message(std::span<const std::byte> body);
 
-/// The tensor table of a resident generation. Names are opaque bytes in UTF-8; there may be a million of them (CO-122).
+/// The tensor table of a resident generation. Names are opaque bytes in UTF-8; there may be a million of them (CO-122). Planes are ranges of
+/// the arena; offsets of planes that are not empty are multiples of 256.
+///   raw  data = the bytes (data_bytes = logical_bytes); no windows, no records; n, k, batch 0; not merged
+///   f12  BF16; batch matrices [n, k], all at least 1; logical_bytes = 2 * batch * n * k; data = the codes plane; list entries in the pool
 struct StorageEntry {
   std::string name;
   Encoding encoding{};
@@ -154,7 +166,10 @@ struct StorageEntry {
   bool merged = false;
   uint64_t n = 0, k = 0, batch = 0, logical_bytes = 0;
   uint64_t data_offset = 0, windows_offset = 0, records_offset = 0, resident_bytes = 0;  // arena offsets
+  uint64_t data_bytes = 0, windows_bytes = 0, records_bytes = 0;                         // sizes of those planes
 };
+/// A tensor of the checkpoint. f12, not merged: shape is [..., n, k] with the leading dimensions multiplying to batch. Merged: shape is
+/// [rows, k], and they are the storage's rows from row_begin. raw: as many bytes as the storage has. Several tensors may share a storage.
 struct TensorEntry {
   std::string name;
   DType dtype{};
@@ -170,9 +185,15 @@ struct TensorTable {
   std::vector<uint64_t> block_hashes;
 };
 inline constexpr uint64_t kMaxTableBytes = uint64_t{1} << 30;
+inline constexpr uint32_t kMaxTableEntries = 1U << 24;         // storages; tensors
+inline constexpr uint32_t kMaxTensorRank = 64;
+inline constexpr uint64_t kMaxArenaBytes = uint64_t{1} << 48;  // also of a storage's logical bytes, so that sums and products are safe
+inline constexpr uint64_t kHashBlockBytes = uint64_t{1} << 20;
 [[nodiscard]] std::vector<std::byte> encode(const TensorTable& table);
-/// Also checks that every plane lies inside the arena, that shapes, sizes, storages and rows agree, and alignments hold: a client may
-/// form pointers from it without further checks. kCorruption names the entry.
+/// Also checks what the structs above say, that every plane and the pool lie inside the arena, and that the arena is whole blocks with a
+/// hash each: a client may form pointers to the planes, of the sizes told, without further checks. Whether an f12 storage's plane sizes
+/// are those of its n, k and batch is for whoever decodes it (store/tile_layout.h). kCorruption names the entry; kResourceExhausted:
+/// memory. Names need not be unique.
 [[nodiscard]] Result<TensorTable> decode_table(std::span<const std::byte> bytes);
 
 }  // namespace weightd::ipc

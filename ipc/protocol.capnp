@@ -206,6 +206,9 @@ struct StorageEntry {
   windowsOffset @9 :UInt64;
   recordsOffset @10 :UInt64;
   residentBytes @11 :UInt64; # all planes, its part of the pool included
+  dataBytes @12 :UInt64;     # sizes of the planes at the offsets above
+  windowsBytes @13 :UInt64;
+  recordsBytes @14 :UInt64;
 }
 struct TensorEntry {
   name @0 :Text;
