@@ -144,8 +144,8 @@ struct LoaderMessage {
   std::variant<Job, Planned, Admitted, Chunks, Received, LoadProgress, LoadResult, Status, VerifiedReply, MoreFdsReply> body;
 };
 
-/// Bodies of frames (Cap'n Proto stream framing, a multiple of 8 bytes). encode never fails for values within the limits; longer texts
-/// and lists are a WEIGHTD_CHECK (callers bound what they echo, with bounded_text). The message of a Status is bounded here.
+/// Bodies of frames (Cap'n Proto stream framing, a multiple of 8 bytes). encode never fails; what is over a limit, the peer's decoder refuses,
+/// so callers bound what they echo (bounded_text). The message of a Status is bounded here.
 [[nodiscard]] std::vector<std::byte> encode(const Request& request);
 [[nodiscard]] std::vector<std::byte> encode(const Response& response);
 [[nodiscard]] std::vector<std::byte> encode(const LoaderMessage& message);
