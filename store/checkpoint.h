@@ -13,15 +13,15 @@
 
 namespace weightd::store {
 
-/// Limits of the safetensors reader. A header over kMaxHeaderBytes, a name over kMaxNameBytes or a rank over kMaxRank is
-/// refused with the limit in the message.
+/// Limits of the safetensors reader. A header over kMaxHeaderBytes, a name over kMaxNameBytes, a rank over kMaxRank or an
+/// index over kMaxIndexBytes is refused (kUnsupported) with the limit in the message.
 inline constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 inline constexpr uint64_t kMaxNameBytes = 65'535;
 inline constexpr uint64_t kMaxRank = 32;
 inline constexpr uint64_t kMaxIndexBytes = 100'000'000;
 
 struct SafetensorsEntry {
-  std::string name;           // decoded UTF-8; any bytes but control characters are not excluded: treat as opaque
+  std::string name;  // decoded UTF-8; any bytes but control characters are not excluded: treat as opaque
   DType dtype{};
   Shape shape;
   uint64_t offset_bytes = 0;  // from the start of the file's data area (not of the file)
@@ -31,22 +31,25 @@ struct SafetensorsEntry {
 /// A validated safetensors header. Entries are in the order of the header's JSON; by offset they cover the data area
 /// exactly once, without gap or overlap.
 struct SafetensorsHeader {
-  uint64_t header_bytes = 0;             // N of the format: the JSON's length; data start at 8 + N
+  uint64_t header_bytes = 0;  // N of the format: the JSON's length; data start at 8 + N
   uint64_t data_bytes = 0;
   std::vector<SafetensorsEntry> entries;
-  std::string json;                      // the N header bytes, verbatim
+  std::string json;  // the N header bytes, verbatim
 };
 
-/// Checks all rules of the format over the N header bytes and the data area's size. `name` names the file in messages.
-/// kCorruption with one line that names file, tensor and rule; kUnsupported for an unknown dtype.
-[[nodiscard]] Result<SafetensorsHeader> parse_safetensors_header(std::string json, uint64_t data_bytes,
-                                                                 std::string_view name);
+/// Checks all rules of the format over the N header bytes and the data area's size. `name` names the file in messages
+/// (printable already). The rules are those of the format's own reader, and beyond them: a name, and a key of an entry, occurs
+/// once after unescaping; an entry has no key but dtype, shape and data_offsets; numbers are plain digits; the product of the
+/// non-zero dimensions and the element's bits is below 2^64. White space behind the closing brace is allowed.
+/// kCorruption with one line that names file, tensor and rule; kUnsupported for an unknown dtype or over a limit.
+[[nodiscard]] Result<SafetensorsHeader> parse_safetensors_header(std::string json, uint64_t data_bytes, std::string_view name);
 /// Reads and checks the header of an open file of `file_bytes`. Recognises Git-LFS pointers, HTML and zip/pickle files.
 [[nodiscard]] Result<SafetensorsHeader> read_safetensors_header(int fd, uint64_t file_bytes, std::string_view name);
 
 /// One file of a checkpoint, open for reading.
 struct CheckpointFile {
-  std::string relative_name;  // as the index spells it, or the file's own name; '/'-separated, never absolute, no ".."
+  // As the index spells it (less any "." parts), or the file's own name; '/'-separated, never absolute, no "..".
+  std::string relative_name;
   UniqueFd fd;
   uint64_t file_bytes = 0;
   SafetensorsHeader header;
@@ -60,17 +63,19 @@ struct CheckpointTensor {
 };
 
 struct CheckpointOptions {
-  bool strict = false;             // unindexed files and tensors are refused instead of reported
-  bool include_unindexed = false;  // they become part of the model (a name may still occur only once)
+  bool strict = false;  // unindexed files and stored tensors are refused (kFailedPrecondition) instead of reported
+  // Tensors whose names the index lacks become part of the model, each name once at most. A stored tensor whose name the index
+  // gives to another shard is stale and stays out.
+  bool include_unindexed = false;
 };
 
 /// An opened, validated checkpoint. Moves only.
 struct Checkpoint {
-  std::vector<CheckpointFile> files;      // by first appearance in the index (in sorted order of shard name)
-  std::vector<CheckpointTensor> tensors;  // by file, then by offset, then by header order: deterministic
-  std::string index_name;                 // "model.safetensors.index.json", or empty
-  std::string index_json;                 // verbatim bytes, or empty
-  std::vector<std::string> warnings;      // one line each, for people; names are printable already
+  std::vector<CheckpointFile> files;        // by relative name, bytewise; files that only include_unindexed brings in come last
+  std::vector<CheckpointTensor> tensors;    // by file, then by offset, then by header order: deterministic
+  std::string index_name;                   // "model.safetensors.index.json", or empty
+  std::string index_json;                   // verbatim bytes, or empty
+  std::vector<std::string> warnings;        // one line each, for people; names are printable already
   std::vector<std::string> left_out_files;  // *.safetensors files of the folder that the index does not name
 
   [[nodiscard]] const SafetensorsEntry& entry(const CheckpointTensor& t) const {
@@ -81,14 +86,21 @@ struct Checkpoint {
   /// kFailedPrecondition when a file's size, mtime or inode differs from when it was opened (CO-089).
   Status check_unchanged() const;
 
-  struct Stamp { uint64_t inode, size_bytes; int64_t mtime_s, mtime_ns; };
+  struct Stamp {
+    uint64_t inode, size_bytes;
+    int64_t mtime_s, mtime_ns;
+  };
   std::vector<Stamp> stamps;  // per file
 };
 
-/// Opens `path`: a *.safetensors file, a *.safetensors.index.json file, or a folder that holds an index or exactly one
-/// set of files. In a folder an index wins over a model.safetensors beside it, with a warning (CO-026); without an index
-/// every *.safetensors file of the folder is read and a name in two of them is refused. All headers are read and checked,
-/// no tensor data. Errors: kNotFound, kIo, kCorruption, kUnsupported, kInvalidArgument; the message lists every missing shard.
+/// Opens `path`: a safetensors file, a *.safetensors.index.json file, or a folder that holds an index or exactly one
+/// set of files. In a folder an index wins over a model.safetensors beside it, with a warning (CO-026); two indexes are
+/// refused as ambiguous; without an index every *.safetensors file of the folder (any case, not hidden, sorted by name) is read
+/// and a name in two of them is refused. The index alone says which shard a tensor comes from; its shard names are paths below
+/// its folder, '/'-separated: absolute ones, ".." and backslashes are refused, "./x" means "x". Symbolic links are followed.
+/// All headers are read and checked, no tensor data.
+/// Errors: kNotFound, kPermissionDenied, kResourceExhausted, kIo, kCorruption, kUnsupported, kInvalidArgument,
+/// kFailedPrecondition (strict); the message lists every shard that is missing or cannot be opened.
 [[nodiscard]] Result<Checkpoint> open_checkpoint(const std::string& path, const CheckpointOptions& options = {});
 
 }  // namespace weightd::store
