@@ -14,20 +14,21 @@
 /// Host regions: an arena cut into chunks, each a memfd, sealed against every change before it is shared.
 namespace weightd::ipc {
 
-/// Cuts arena_bytes into chunk sizes: all of max_chunk_bytes but the last, which is rounded up to `granularity`.
+/// Cuts arena_bytes into chunk sizes: all of max_chunk_bytes (a multiple of `granularity`) but the last, which is rounded up to it.
 [[nodiscard]] std::vector<uint64_t> cut_chunks(uint64_t arena_bytes, uint64_t max_chunk_bytes, uint64_t granularity);
 
 /// An arena being filled: chunks mapped side by side, writable, zeroed. seal() ends writing for everybody, for ever.
 class WritableArena {
  public:
-  /// Reserves all memory first (posix_fallocate): kResourceExhausted with needed bytes, nothing half-made.
+  /// Reserves all memory first: kResourceExhausted with needed and available bytes, nothing half-made. `chunk_bytes` are positive
+  /// multiples of the page size (kInvalidArgument). `name` shows in /proc and in messages.
   [[nodiscard]] static Result<WritableArena> create(const std::vector<uint64_t>& chunk_bytes, const std::string& name);
   WritableArena(WritableArena&&) noexcept;
   WritableArena& operator=(WritableArena&&) noexcept;
   ~WritableArena();
 
   [[nodiscard]] std::span<std::byte> bytes();  // all chunks, one range
-  /// Unmaps and seals (F_SEAL_WRITE | GROW | SHRINK | SEAL); the descriptors in order.
+  /// Unmaps and seals (F_SEAL_WRITE | GROW | SHRINK | SEAL); the descriptors in order, opened for reading only (needs /proc).
   [[nodiscard]] Result<std::vector<UniqueFd>> seal() &&;
 
  private:
@@ -38,7 +39,9 @@ class WritableArena {
 };
 
 /// Sealed chunks mapped read-only, side by side, at one base address (page aligned). Checks seals and sizes before mapping
-/// (kCorruption: not sealed, or smaller than told). Closes the descriptors; the mapping keeps the memory. Move-only.
+/// (kCorruption: not sealed, or not of the size told), so that no read of the mapping can fault. Closes the descriptors; the mapping keeps
+/// the memory. A fork's child inherits the mapping, as with every shared one: its pointers stay valid there, and it holds the memory until
+/// it ends or calls exec. Left out of core files. Move-only.
 class MappedArena {
  public:
   /// `chunk_bytes` are multiples of the page size. An arena of no chunks is empty and valid.
