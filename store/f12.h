@@ -26,7 +26,7 @@ struct F12Stats {
 ///   codes    receives (unit_end - unit_begin) * tiles * 1536 bytes;  windows: * 16;  records: * groups * 32
 ///   pool     lists and dense blocks are appended, each padded to 16 bytes; `pool_offset_bytes` is where pool[0] lies in the
 ///            model's pool (a multiple of 16) and goes into the records
-/// Uses `threads` threads (<= 0: one per core); allocates a few KiB a thread beside pool. kInvalidArgument for sizes that do not
+/// Uses `threads` threads (<= 0: one per core); allocates a few KiB a thread beside pool, and each thread's part of pool twice. kInvalidArgument for sizes that do not
 /// fit, kResourceExhausted when a pool offset passes 2^32 * 16 bytes; on failure the outputs are unspecified, pool keeps its size.
 Status f12_encode(std::span<const std::byte> words, const f12::Geometry& geometry, uint64_t unit_begin, uint64_t unit_end,
                   std::span<std::byte> codes, std::span<std::byte> windows, std::span<std::byte> records,

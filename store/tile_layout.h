@@ -15,6 +15,7 @@ inline constexpr uint32_t kTileBytes = 1536;      // planes L_A, L_B, C of 512 b
 inline constexpr uint32_t kTilePlaneBytes = 512;  // 32 lanes x 4 words
 inline constexpr uint32_t kRecordBytes = 32;      // u8 end[8], 6 words
 inline constexpr uint32_t kRecordWords = 6;
+inline constexpr uint32_t kRecordWordsOffset = 8;  // of the first word; the offset of a list or dense group is that word
 inline constexpr uint32_t kInlineEscapes = 6;     // a group with at most this many escapes keeps them in its record
 inline constexpr uint32_t kListEscapes = 254;     // at most this many in a pool list; more: a dense group
 inline constexpr uint32_t kDenseEnd = 255;        // every end[] of a dense group
@@ -52,6 +53,19 @@ constexpr uint32_t tile_column(uint32_t lane, uint32_t word, uint32_t byte) {
 constexpr uint32_t scratch_pos(bool plane_b, uint32_t lane, uint32_t word, uint32_t byte) {
   return (plane_b ? 512U : 0U) + 16 * lane + 4 * word + byte;
 }
+
+/// Where byte b of the 64 bytes that one row has in a tile plane (lanes 4g to 4g + 3, so bytes 64g to 64g + 63) stands among the
+/// columns of the tile: b = 16q + 4j + 2s + h is column 16j + 8s + 2q + h.
+constexpr uint32_t row_byte_column(uint32_t b) { return tile_column(b >> 4, (b >> 2) & 3, b & 3); }
+
+/// Row (0..15) of its unit and column (0..63) of its tile that an entry's `pos` means.
+constexpr uint32_t scratch_row(uint32_t pos) { return (pos >= kTilePlaneBytes ? 8 : 0) + (pos % kTilePlaneBytes) / 64; }
+constexpr uint32_t scratch_column(uint32_t pos) { return row_byte_column(pos % 64); }
+
+/// An escape entry: true high byte and place.
+constexpr uint32_t make_entry(uint32_t pos, uint32_t high) { return pos | high << 16; }
+constexpr uint32_t entry_pos(uint32_t entry) { return entry & 0xFFFF; }
+constexpr uint32_t entry_high(uint32_t entry) { return entry >> 16; }
 
 constexpr uint64_t align_up(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
