@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -78,9 +79,9 @@ struct Placement {
   uint64_t size_bytes = 0;
 };
 struct Residency {
-  std::string form;                     // "fast"
+  std::string form;                     // "fast": placements and sizes follow from the storages (FORMAT.md, section 5)
   uint64_t arena_bytes = 0;             // multiple of kBlockBytes
-  uint64_t pool_offset_bytes = 0;       // start of the pool; equal to the end of the rest when there is none
+  uint64_t pool_offset_bytes = 0;       // start of the pool: the end of the rest, at a multiple of kArenaAlign, also when there is none
   uint64_t pool_bytes = 0;
   std::vector<Placement> placements;    // ascending offsets, disjoint; gaps are zeros
   std::vector<uint64_t> block_hashes;   // one per kBlockBytes
@@ -99,11 +100,13 @@ struct Manifest {
 
 [[nodiscard]] Sha256 compute_tensors_id(const std::vector<TensorRecord>& tensors);
 
-/// Writes a bundle to a sibling temporary file (O_EXCL), then commit() verifies nothing further: it writes manifest and header,
-/// fsyncs file and folder, and renames over `path`. Destruction without commit removes the temporary file and nothing else.
+/// Writes a bundle to a sibling temporary file (O_EXCL). commit() checks the manifest against every rule of the format (kInternal: our
+/// bug), writes manifest and header, fsyncs file and folder, and renames over `path`. Destruction without commit removes the temporary
+/// file and nothing else. One thread at a time; several may read() at once.
 class BundleWriter {
  public:
-  /// Checks the folder and that `expected_bytes` are free there (kResourceExhausted with the arithmetic).
+  /// Checks the folder, that `path` is not taken by something else than a regular file, and that `expected_bytes` are free
+  /// (kResourceExhausted with the arithmetic).
   [[nodiscard]] static Result<BundleWriter> create(const std::string& path, uint64_t expected_bytes);
   BundleWriter(BundleWriter&&) noexcept;
   BundleWriter& operator=(BundleWriter&&) noexcept;
@@ -113,14 +116,17 @@ class BundleWriter {
   void begin_section();
   Status append(std::span<const std::byte> data);
   [[nodiscard]] Result<uint32_t> end_section();
-  /// Forgets every section from index `first` on and continues at its place (an encoding that did not pay).
+  /// Forgets every section from index `first` on, one that was begun and not ended too, and continues at its place (an encoding that
+  /// did not pay).
   Status rewind(uint32_t first);
   [[nodiscard]] const std::vector<Section>& sections() const;
-  /// Reads back from the temporary file, for the comparison before the rename.
+  /// Reads back from the temporary file, for the comparison before the rename. Ended sections only.
   Status read(uint32_t section, uint64_t offset_bytes, std::span<std::byte> out) const;
 
   /// `manifest.sections` is filled in by the writer. Returns the content id (SHA-256 of the manifest bytes).
   [[nodiscard]] Result<Sha256> commit(Manifest manifest);
+  /// Size of the file so far; after commit() of the whole bundle.
+  [[nodiscard]] uint64_t file_bytes() const;
 
  private:
   struct State;
@@ -146,10 +152,19 @@ class BundleReader {
   [[nodiscard]] const Residency* residency(std::string_view form) const;
 
   Status read(uint32_t section, uint64_t offset_bytes, std::span<std::byte> out) const;
-  /// Streams the section through its XXH3-128 (and SHA-256 when `deep`). kCorruption names file, section, tensor and both hashes.
+  /// Streams the section through its XXH3-128 (and SHA-256 when `deep`), and checks that the padding behind it is zero. kCorruption
+  /// names file, section, tensor and both hashes.
   Status check_section(uint32_t section, bool deep) const;
+  /// The same for whoever has read the section already and hashed it.
+  Status check_hashes(uint32_t section, const Xxh128& xxh, const Sha256& sha) const;
+  /// "section 7 (codes of 'name')", for messages.
+  [[nodiscard]] std::string describe_section(uint32_t section) const;
+  /// Offset of a storage's pool part from the start of the model's pool; 0 for raw storages.
+  [[nodiscard]] uint64_t pool_base(uint32_t storage) const;
   /// Decodes rows of nothing but whole tensors: `out` holds exactly tensor.logical_bytes.
   Status decode_tensor(const TensorRecord& tensor, std::span<std::byte> out, int threads) const;
+  /// The same in pieces of a few MiB, in order; stops at the first failure of `sink`.
+  Status stream_tensor(const TensorRecord& tensor, int threads, const std::function<Status(std::span<const std::byte>)>& sink) const;
   Status check_unchanged() const;  // CO-089, as for Checkpoint
 
  private:
