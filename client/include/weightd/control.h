@@ -10,7 +10,8 @@
 
 #include "weightd/status.h"
 
-/// What an administrator's program asks the daemon; weightctl is written on it. Blocking calls, one at a time, no thread.
+/// What an administrator's program asks the daemon; weightctl is written on it. Blocking calls, one at a time (not thread-safe), no
+/// thread, no reconnect: after kUnavailable connect again. kForked in a forked child.
 namespace weightd::control {
 
 struct Options {

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstring>
+#include <system_error>
+
+#include "base/parallel.h"
+#include "base/text.h"
+#include "client/mapping.h"
+#include "kernels/cpu/gemm.h"
+#include "weightd/client.h"
+
+namespace weightd {
+namespace {
+
+using detail::Mapping;
+using detail::TensorPlace;
+
+// Threads pay for themselves above this.
+constexpr uint64_t kCopyGrainBytes = uint64_t{1} << 22;
+
+struct AddressRange {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  [[nodiscard]] bool overlaps(const AddressRange& other) const { return begin < other.end && other.begin < end; }
+};
+
+AddressRange range_of(const void* data, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return {begin, begin + bytes};
+}
+
+AddressRange range_of(const Mapping& mapping) { return range_of(mapping.base(), mapping.mapped_bytes()); }
+
+Status bad(const TensorInfo& info, const std::string& what) {
+  return Status::invalid_argument("tensor '" + printable(info.name) + "': " + what);
+}
+
+// Checks one operand of a GEMM and says where it lies.
+Result<AddressRange> check_matrix(const TensorInfo& info, const char* name, ConstBf16Matrix matrix) {
+  if (matrix.rows == 0 || matrix.cols == 0) return AddressRange{};
+  const auto wrong = [&](const std::string& what) { return bad(info, std::string(name) + ": " + what); };
+  if (matrix.data == nullptr) return wrong("no data");
+  if (reinterpret_cast<uintptr_t>(matrix.data) % alignof(uint16_t) != 0) return wrong("the address is odd");
+  if (matrix.rows > 1 && (matrix.row_stride < 0 || static_cast<uint64_t>(matrix.row_stride) < matrix.cols)) {
+    return wrong("row stride " + std::to_string(matrix.row_stride) + " is less than the " + std::to_string(matrix.cols) + " columns");
+  }
+  const uint64_t stride = matrix.rows > 1 ? static_cast<uint64_t>(matrix.row_stride) : 0;
+  uint64_t elements = 0, bytes = 0;
+  uintptr_t end = 0;
+  if (__builtin_mul_overflow(matrix.rows - 1, stride, &elements) || __builtin_add_overflow(elements, matrix.cols, &elements) ||
+      __builtin_mul_overflow(elements, sizeof(uint16_t), &bytes) ||
+      __builtin_add_overflow(reinterpret_cast<uintptr_t>(matrix.data), bytes, &end)) {
+    return wrong("it does not fit the address space");
+  }
+  return AddressRange{reinterpret_cast<uintptr_t>(matrix.data), end};
+}
+
+// All that can be wrong with the operands; nothing has been written when it says so.
+Status check_gemm(const TensorInfo& info, const Mapping& mapping, uint64_t n, uint64_t k, ConstBf16Matrix x, Bf16Matrix y) {
+  if (x.cols != k) return bad(info, "x has " + std::to_string(x.cols) + " columns, w needs " + std::to_string(k));
+  if (y.cols != n) return bad(info, "y has " + std::to_string(y.cols) + " columns, w gives " + std::to_string(n));
+  if (y.rows != x.rows) {
+    return bad(info, "x has " + std::to_string(x.rows) + " rows, y has " + std::to_string(y.rows));
+  }
+  WEIGHTD_ASSIGN_OR_RETURN(const AddressRange input, check_matrix(info, "x", x));
+  WEIGHTD_ASSIGN_OR_RETURN(const AddressRange output, check_matrix(info, "y", {y.data, y.rows, y.cols, y.row_stride}));
+  if (output.overlaps(input)) return bad(info, "y overlaps x");
+  if (output.overlaps(range_of(mapping))) return bad(info, "y overlaps the mapped weights");
+  return {};
+}
+
+kernels::cpu::F12Matrix f12_matrix(const Mapping& mapping, const TensorPlace& place, uint64_t index) {
+  kernels::cpu::F12Matrix matrix;
+  matrix.codes = mapping.base() + place.data_offset + index * place.geometry.matrix_codes_bytes();
+  matrix.windows = mapping.base() + place.windows_offset + index * place.geometry.matrix_windows_bytes();
+  matrix.records = mapping.base() + place.records_offset + index * place.geometry.matrix_records_bytes();
+  matrix.pool = mapping.base() + mapping.tensors().pool_offset_bytes();
+  matrix.pool_bytes = mapping.tensors().pool_bytes();
+  matrix.n = place.geometry.n;
+  matrix.k = place.geometry.k;
+  return matrix;
+}
+
+// Rows of a tensor: all matrices one below the other; a scalar or a vector is one row.
+struct RowShape {
+  uint64_t rows = 1;
+  uint64_t row_bits = 0;
+};
+
+RowShape row_shape(const TensorInfo& info) {
+  RowShape shape;
+  for (size_t i = 0; i + 1 < info.shape.size(); ++i) shape.rows *= info.shape[i];
+  shape.row_bits = (info.shape.empty() ? 1 : info.shape.back()) * dtype_bits(info.dtype);
+  return shape;
+}
+
+void copy_bytes(const std::byte* from, std::span<std::byte> out, int threads) {
+  if (out.empty()) return;
+  try {
+    parallel_ranges(out.size(), kCopyGrainBytes, threads,
+                    [&](uint64_t begin, uint64_t end) { std::memcpy(out.data() + begin, from + begin, end - begin); });
+  } catch (const std::system_error&) {  // no thread to be had: this one will do
+    std::memcpy(out.data(), from, out.size());
+  }
+}
+
+// Rows [begin, end) of all matrices of the storage, one matrix at a time.
+Status decode_f12_rows(const Mapping& mapping, const TensorPlace& place, uint64_t begin, uint64_t end, std::span<std::byte> out,
+                       int threads) {
+  const uint64_t n = place.geometry.n;
+  const uint64_t row_bytes = place.geometry.k * sizeof(uint16_t);
+  while (begin < end) {
+    const uint64_t first = begin % n;
+    const uint64_t count = std::min(n - first, end - begin);
+    WEIGHTD_RETURN_IF_ERROR(kernels::cpu::decompress(f12_matrix(mapping, place, begin / n), first, first + count,
+                                                     out.first(count * row_bytes), threads));
+    out = out.subspan(count * row_bytes);
+    begin += count;
+  }
+  return {};
+}
+
+Status check_output(const TensorInfo& info, const Mapping& mapping, uint64_t bytes, std::span<std::byte> out) {
+  if (out.size() < bytes) {
+    return bad(info, "the output holds " + std::to_string(out.size()) + " bytes, " + std::to_string(bytes) + " are needed");
+  }
+  if (bytes > 0 && range_of(out.data(), bytes).overlaps(range_of(mapping))) {
+    return bad(info, "the output overlaps the mapped weights");
+  }
+  return {};
+}
+
+Status revoked(const Mapping& mapping) {
+  return Status::revoked("the lease on model '" + printable(mapping.first_info().name) + "' has ended");
+}
+
+Status run_gemm(const Mapping& mapping, uint32_t tensor, uint64_t index, ConstBf16Matrix x, Bf16Matrix y, int threads) {
+  const TensorInfo& info = mapping.tensors().infos()[tensor];
+  const TensorPlace& place = mapping.tensors().place(tensor);
+  const uint64_t n = info.shape[info.shape.size() - 2];
+  const uint64_t k = info.shape.back();
+  WEIGHTD_RETURN_IF_ERROR(check_gemm(info, mapping, n, k, x, y));
+  if (x.rows == 0 || n == 0) return {};
+  // The stride of a single row says nothing; the kernels ask for a plain one.
+  if (x.rows == 1) x.row_stride = static_cast<int64_t>(k);
+  if (y.rows == 1) y.row_stride = static_cast<int64_t>(n);
+  if (info.encoding == Encoding::kF12) {
+    return kernels::cpu::gemm(f12_matrix(mapping, place, index), {place.row_begin, place.row_begin + n}, x, y, threads);
+  }
+  const kernels::cpu::RawMatrix matrix{mapping.base() + place.data_offset + index * n * k * sizeof(uint16_t), n, k, k};
+  return kernels::cpu::gemm(matrix, {0, n}, x, y, threads);
+}
+
+}  // namespace
+
+const TensorInfo& Tensor::info() const { return lease_->mapping->tensors().infos()[index_]; }
+
+std::span<const std::byte> Tensor::data() const {
+  const Mapping& mapping = *lease_->mapping;
+  if (info().encoding != Encoding::kRaw || !lease_->usable().ok()) return {};
+  return {mapping.base() + mapping.tensors().place(index_).data_offset, info().logical_bytes};
+}
+
+Status Tensor::decompress(std::span<std::byte> out, const GemmOptions& options) const {
+  return decompress_rows(0, row_shape(info()).rows, out, options);
+}
+
+Status Tensor::decompress_rows(uint64_t begin, uint64_t end, std::span<std::byte> out, const GemmOptions& options) const {
+  WEIGHTD_RETURN_IF_ERROR(lease_->usable());
+  const Mapping& mapping = *lease_->mapping;
+  const Mapping::Use use(mapping);
+  if (!use.valid()) return revoked(mapping);
+  const RowShape shape = row_shape(info());
+  if (begin > end || end > shape.rows) {
+    return bad(info(), "rows " + std::to_string(begin) + " to " + std::to_string(end) + " of " + std::to_string(shape.rows));
+  }
+  if (begin * shape.row_bits % 8 != 0 || end * shape.row_bits % 8 != 0) {
+    return bad(info(), "rows " + std::to_string(begin) + " to " + std::to_string(end) + " do not begin and end at whole bytes");
+  }
+  const uint64_t bytes = (end - begin) * shape.row_bits / 8;
+  WEIGHTD_RETURN_IF_ERROR(check_output(info(), mapping, bytes, out));
+  const TensorPlace& place = mapping.tensors().place(index_);
+  if (info().encoding == Encoding::kF12) {
+    return decode_f12_rows(mapping, place, place.row_begin + begin, place.row_begin + end, out.first(bytes), options.threads);
+  }
+  copy_bytes(mapping.base() + place.data_offset + begin * shape.row_bits / 8, out.first(bytes), options.threads);
+  return {};
+}
+
+Status Tensor::gemm(ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options) const {
+  WEIGHTD_RETURN_IF_ERROR(lease_->usable());
+  const Mapping::Use use(*lease_->mapping);
+  if (!use.valid()) return revoked(*lease_->mapping);
+  if (info().dtype != DType::kBF16 || info().shape.size() != 2) {
+    return bad(info(), "a GEMM needs a BF16 matrix, this is " + std::string(dtype_name(info().dtype)) + " " +
+                           shape_to_string(info().shape));
+  }
+  return run_gemm(*lease_->mapping, index_, 0, x, y, options.threads);
+}
+
+Status Tensor::gemm(uint64_t index, ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options) const {
+  WEIGHTD_RETURN_IF_ERROR(lease_->usable());
+  const Mapping::Use use(*lease_->mapping);
+  if (!use.valid()) return revoked(*lease_->mapping);
+  if (info().dtype != DType::kBF16 || info().shape.size() != 3) {
+    return bad(info(), "a GEMM with an index needs a BF16 stack of matrices, this is " + std::string(dtype_name(info().dtype)) + " " +
+                           shape_to_string(info().shape));
+  }
+  if (index >= info().shape[0]) {
+    return bad(info(), "matrix " + std::to_string(index) + " of " + std::to_string(info().shape[0]));
+  }
+  return run_gemm(*lease_->mapping, index_, index, x, y, options.threads);
+}
+
+}  // namespace weightd
