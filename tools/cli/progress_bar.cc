@@ -47,8 +47,11 @@ std::string progress_line(std::string_view label, uint64_t done_bytes, uint64_t 
 
 ProgressBar::ProgressBar(const Output& output, std::string label) : label_(std::move(label)), wanted_(output.progress_wanted()) {}
 
-ProgressBar::~ProgressBar() {
+ProgressBar::~ProgressBar() { clear(); }
+
+void ProgressBar::clear() {
   if (drawn_) draw(kWipe);
+  drawn_ = false;
 }
 
 void ProgressBar::update(uint64_t done_bytes, uint64_t total_bytes) {

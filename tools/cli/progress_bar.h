@@ -24,6 +24,8 @@ class ProgressBar {
   ProgressBar& operator=(const ProgressBar&) = delete;
 
   void update(uint64_t done_bytes, uint64_t total_bytes);
+  /// Wipes the line, so that other output may follow.
+  void clear();
 
  private:
   using Clock = std::chrono::steady_clock;
