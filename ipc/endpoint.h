@@ -20,9 +20,12 @@ struct EndpointOptions {
   int backlog = 512;
 };
 
-/// A listening Unix socket on an io_context. Holds `<path>.lock` while it lives; a left-over socket that nobody serves is replaced, anything
-/// else at the path is an error and stays (CO-128 to CO-130). Accept errors of descriptor exhaustion back off and are reported once
-/// a second (CO-112). The path is watched: when it vanishes, it is bound again (CO-131).
+/// A listening Unix socket on an io_context, which must outlive it. Holds `<path>.lock` while it lives; a left-over socket that nobody
+/// serves is replaced, anything else at the path is an error and stays (CO-128 to CO-130). Out of descriptors, connections are refused by
+/// closing them at once, with pauses, and reported at most once a second (CO-112). The path is watched: when it vanishes, it is bound
+/// again and that is reported; connections are not touched (CO-131). The callbacks run on the loop, must not throw, and may destroy the
+/// Endpoint. Accepted sockets are non-blocking and close-on-exec.
+/// kInvalidArgument: path (limit and length); kAlreadyExists: served or locked by another process, or no socket is there.
 class Endpoint {
  public:
   using OnConnection = std::function<void(UniqueFd)>;

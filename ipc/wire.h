@@ -55,6 +55,7 @@ class VectorSink : public kj::OutputStream {
 /// Copies fields out of a reader and remembers the first fault, so that decoding reads as a list of fields.
 class FieldDecoder {
  public:
+  explicit FieldDecoder(StatusCode malformed) : malformed_(malformed) {}
   [[nodiscard]] const Status& status() const { return status_; }
   [[nodiscard]] bool ok() const { return status_.ok(); }
   void fail(Status status) {
@@ -65,10 +66,10 @@ class FieldDecoder {
   [[nodiscard]] std::string text(capnp::Text::Reader reader, std::string_view field, size_t max_bytes) {
     const std::string_view view(reader.cStr(), reader.size());
     if (view.size() > max_bytes) {
-      fail(Status::invalid_argument(std::string(field) + ": " + std::to_string(view.size()) + " bytes of text, at most " +
-                                    std::to_string(max_bytes) + " are allowed"));
+      fail(Status(malformed_, std::string(field) + ": " + std::to_string(view.size()) + " bytes of text, at most " +
+                                  std::to_string(max_bytes) + " are allowed"));
     } else if (!is_utf8(view)) {
-      fail(Status::invalid_argument(std::string(field) + ": not valid UTF-8"));
+      fail(Status(malformed_, std::string(field) + ": not valid UTF-8"));
     } else if (ok()) {
       return std::string(view);
     }
@@ -78,13 +79,14 @@ class FieldDecoder {
   /// (CO-119).
   [[nodiscard]] uint32_t count(uint32_t items, std::string_view field, uint32_t max_items) {
     if (items > max_items) {
-      fail(Status::invalid_argument(std::string(field) + ": " + std::to_string(items) + " items, at most " +
-                                    std::to_string(max_items) + " are allowed"));
+      fail(Status(malformed_, std::string(field) + ": " + std::to_string(items) + " items, at most " + std::to_string(max_items) +
+                                  " are allowed"));
     }
     return ok() ? items : 0;
   }
 
  private:
+  StatusCode malformed_;
   Status status_;
 };
 
@@ -98,7 +100,7 @@ Status read_message(std::span<const std::byte> bytes, std::string_view what, Sta
     return refuse(std::to_string(bytes.size()) + " bytes are no message: the length must be a multiple of 8, at least 8");
   }
   const QuietKj quiet;
-  FieldDecoder fields;
+  FieldDecoder fields(malformed);
   try {
     const size_t words = bytes.size() / sizeof(capnp::word);
     kj::Array<capnp::word> aligned;
