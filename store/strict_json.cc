@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "store/strict_json.h"
 
+#include <algorithm>
 #include <exception>
 #include <new>
 #include <nlohmann/json.hpp>
@@ -11,7 +12,7 @@
 namespace weightd::store {
 namespace {
 
-constexpr size_t kTokenBytesShown = 60;
+constexpr uint64_t kBytesShown = 40;
 
 /// Turns the parser's events into ours; keeps the first failure.
 class Adapter {
@@ -22,7 +23,7 @@ class Adapter {
   using string_t = nlohmann::json::string_t;
   using binary_t = nlohmann::json::binary_t;
 
-  Adapter(std::string_view name, JsonHandler& handler) : name_(name), handler_(handler) {}
+  Adapter(std::string_view text, std::string_view name, JsonHandler& handler) : text_(text), name_(name), handler_(handler) {}
 
   bool null() { return keep(handler_.other("null")); }
   bool boolean(bool value) { return keep(handler_.other(value ? "true" : "false")); }
@@ -50,12 +51,14 @@ class Adapter {
     return keep(handler_.end_array());
   }
   bool parse_error(size_t position, const std::string& token, const nlohmann::json::exception& error) {
-    // A number beyond the range of double is valid JSON, but reported here.
+    // The parser stops at a number beyond the range of double; the handler may have the clearer word on it.
     constexpr int kNumberOverflow = 406;
-    if (error.id == kNumberOverflow) return keep(handler_.other(token));
+    if (error.id == kNumberOverflow && !keep(handler_.other(token))) return false;
     const std::string_view rule = complete_ ? ": text after the closing bracket" : ": not valid JSON";
-    return keep(Status::corruption(std::string(name_) + std::string(rule) + " at byte " + std::to_string(position) + ", near '" +
-                                   printable(token, kTokenBytesShown) + "'"));
+    const std::string_view read = text_.substr(0, position);
+    const std::string_view near = read.substr(read.size() - std::min<size_t>(read.size(), kBytesShown));
+    return keep(Status::corruption(std::string(name_) + std::string(rule) + " at byte " + std::to_string(position) + ", after '" +
+                                   printable(near) + "'"));
   }
 
   [[nodiscard]] const Status& status() const { return status_; }
@@ -66,7 +69,7 @@ class Adapter {
     return status_.ok();
   }
 
-  std::string_view name_;
+  std::string_view text_, name_;
   JsonHandler& handler_;
   Status status_;
   uint64_t depth_ = 0;
@@ -82,7 +85,7 @@ Status parse_strict_json(std::string_view text, std::string_view name, JsonHandl
   }
   if (text.substr(0, 3) == "\xEF\xBB\xBF") return Status::corruption(std::string(name) + ": begins with a byte order mark");
   try {
-    Adapter adapter(name, handler);
+    Adapter adapter(text, name, handler);
     const bool whole = nlohmann::json::sax_parse(text.begin(), text.end(), &adapter);
     if (!adapter.status().ok()) return adapter.status();
     if (!whole) return Status::corruption(std::string(name) + ": not valid JSON");
