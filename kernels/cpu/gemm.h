@@ -38,11 +38,15 @@ struct RowRange {  // rows [begin, end) of w; begin is a multiple of 16 for F12M
 /// (kernels/LAYOUT.md, "host GEMM"): for every (token, row) there are 16 partial sums p[0..15], each +0 at first;
 /// for k ascending, p[k mod 16] = fma(x[k], w[k], p[k mod 16]) in binary32, round to nearest even, subnormals kept;
 /// columns past K add nothing. Then s[i] = p[i] + p[i+8] (i < 8), s[i] = s[i] + s[i+4] (i < 4), s[i] = s[i] + s[i+2] (i < 2),
-/// s = s[0] + s[1], rounded to BF16 to nearest even; any NaN becomes 0x7FFF. So the result depends on no other row or token, and not
-/// on threads or instruction set; f12 and raw give the same bits for the same weights.
-///   x  [m, k], y  [m, end - begin]; any strides that the view allows, negative ones too; y must not overlap x or w
-/// threads <= 0: one per core. m == 0 or an empty range: nothing is written. k == 0: y is +0.
-/// kInvalidArgument for wrong shapes or strides; y untouched then.
+/// s = s[0] + s[1], rounded to BF16 to nearest even; any NaN becomes 0x7FFF. So the result depends on no other row or token, and
+/// not on threads or instruction set; f12 and raw give the same bits for the same weights. The rounding mode and the flush-to-zero
+/// bits of the calling thread have no influence.
+///   x  [m, k], y  [m, end - begin]; with more than one token, row strides of at least the columns (with one the stride says
+///   nothing);
+///      addresses at multiples of 2. The bytes from y's first to its last element must not meet those of x or w.
+/// threads <= 0: one per core; small products use fewer. m == 0 or an empty range: nothing is written. k == 0: y is +0.
+/// kInvalidArgument for wrong shapes, strides, addresses or overlap, kResourceExhausted without memory for the converted x (at most
+/// 8 MiB, or 24 k bytes if that is more, and 96 KiB a thread); y untouched then.
 Status gemm(const F12Matrix& w, RowRange rows, ConstBf16Matrix x, Bf16Matrix y, int threads);
 Status gemm(const RawMatrix& w, RowRange rows, ConstBf16Matrix x, Bf16Matrix y, int threads);
 
