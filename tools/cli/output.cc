@@ -19,10 +19,12 @@ int write_all(int fd, std::string_view text) {
   return 0;
 }
 
-Json error_document(const Status& status, ExitCode code, const std::string& hint) {
+/// Takes the details.
+Json error_document(const Status& status, ExitCode code, const std::string& hint, std::unique_ptr<Json> details) {
   Json error = Json::object();
   error.set("code", status_code_name(status.code())).set("message", status.message()).set("exit_code", static_cast<int>(code));
   if (!hint.empty()) error.set("hint", hint);
+  if (details != nullptr) error.set("details", std::move(*details));
   Json document = Json::document();
   document.set("error", std::move(error));
   return document;
@@ -75,7 +77,7 @@ ExitCode Output::finish(const Status& status) {
   const std::string hint = hint_.empty() ? std::string(general_advice(failure.code())) : hint_;
   write_all(STDERR_FILENO,
             program_ + ": error: " + failure.message() + "\n" + (hint.empty() ? "" : program_ + ": hint: " + hint + "\n"));
-  emit(error_document(failure, code, hint));
+  emit(error_document(failure, code, hint, std::move(details_)));
   return code;
 }
 

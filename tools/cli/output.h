@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "tools/cli/exit_codes.h"
 #include "tools/cli/interrupts.h"
@@ -31,6 +32,9 @@ class Output {
   void set_hint(std::string hint) { hint_ = std::move(hint); }
   [[nodiscard]] bool has_hint() const { return !hint_.empty(); }
 
+  /// With --json, the error document gets this as "details".
+  void set_error_details(Json details) { details_ = std::make_unique<Json>(std::move(details)); }
+
   /// From here on Ctrl-C waits until the verb asks interrupted(), stops and cleans up; see Interrupts.
   void hold_interrupts() { interrupts_ = std::make_unique<Interrupts>(); }
   [[nodiscard]] bool interrupted() const { return interrupts_ != nullptr && interrupts_->pending(); }
@@ -49,6 +53,7 @@ class Output {
 
   std::string program_, hint_;
   int write_error_ = 0;
+  std::unique_ptr<Json> details_;
   std::unique_ptr<Interrupts> interrupts_;
 };
 
