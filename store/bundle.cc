@@ -64,7 +64,8 @@ Status check_target(int dir_fd, const std::string& name, const std::string& path
     return errno == ENOENT ? Status() : status_from_errno(errno, printable(path));
   }
   if (S_ISREG(info.st_mode)) return {};
-  return Status::invalid_argument(printable(path) + ": exists and is " + (S_ISDIR(info.st_mode) ? "a folder" : "not a regular file"));
+  return Status::invalid_argument(printable(path) + ": exists and is " +
+                                  (S_ISDIR(info.st_mode) ? "a folder" : "not a regular file"));
 }
 
 }  // namespace
@@ -72,7 +73,7 @@ Status check_target(int dir_fd, const std::string& name, const std::string& path
 // --- writer --------------------------------------------------------------------------------------------------------------
 
 struct BundleWriter::State {
-  std::string path;       // for messages
+  std::string path;  // for messages
   std::string name, temp_name;
   UniqueFd dir, file;
   uint64_t expected_bytes = 0;
@@ -187,7 +188,8 @@ Status BundleWriter::rewind(uint32_t first) {
   do {
     result = ::ftruncate(state_->file.get(), static_cast<off_t>(state_->position));
   } while (result != 0 && errno == EINTR);
-  return result == 0 ? Status() : state_->explain(status_from_errno(errno, printable(state_->path) + ": truncate"), state_->position);
+  return result == 0 ? Status()
+                     : state_->explain(status_from_errno(errno, printable(state_->path) + ": truncate"), state_->position);
 }
 
 const std::vector<Section>& BundleWriter::sections() const { return state_->sections; }
@@ -238,7 +240,8 @@ struct BundleReader::State {
     std::vector<std::byte> bytes(header.manifest_bytes);
     WEIGHTD_RETURN_IF_ERROR(pread_full(fd.get(), bytes, header.manifest_offset_bytes, name));
     if (const Sha256 sha = sha256(bytes); sha != header.manifest_sha) {
-      return Status::corruption(name + ": manifest: SHA-256 is " + to_hex(sha) + ", the header says " + to_hex(header.manifest_sha));
+      return Status::corruption(name + ": manifest: SHA-256 is " + to_hex(sha) + ", the header says " +
+                                to_hex(header.manifest_sha));
     }
     WEIGHTD_ASSIGN_OR_RETURN(manifest, decode_manifest(bytes, name));
     WEIGHTD_RETURN_IF_ERROR(validate_manifest(manifest, header.manifest_offset_bytes, name));
@@ -314,7 +317,8 @@ std::string BundleReader::describe_section(uint32_t section) const {
   const std::string number = "section " + std::to_string(section);
   for (const Storage& storage : state_->manifest.storages) {
     for (const Plane& plane : storage.planes) {
-      if (plane.section == section) return number + " (" + std::string(plane_name(plane.kind)) + " of '" + printable(storage.name) + "')";
+      if (plane.section == section)
+        return number + " (" + std::string(plane_name(plane.kind)) + " of '" + printable(storage.name) + "')";
     }
   }
   for (const SourceFile& source : state_->manifest.sources) {
@@ -345,10 +349,12 @@ Status BundleReader::check_hashes(uint32_t section, const Xxh128& xxh, const Sha
   const Section& expected = state_->manifest.sections[section];
   const std::string what = describe_section(section);
   if (xxh != expected.xxh) {
-    return Status::corruption(state_->name + ": " + what + ": XXH3-128 is " + to_hex(xxh) + ", the manifest says " + to_hex(expected.xxh));
+    return Status::corruption(state_->name + ": " + what + ": XXH3-128 is " + to_hex(xxh) + ", the manifest says " +
+                              to_hex(expected.xxh));
   }
   if (sha != expected.sha) {
-    return Status::corruption(state_->name + ": " + what + ": SHA-256 is " + to_hex(sha) + ", the manifest says " + to_hex(expected.sha));
+    return Status::corruption(state_->name + ": " + what + ": SHA-256 is " + to_hex(sha) + ", the manifest says " +
+                              to_hex(expected.sha));
   }
   return state_->check_padding(section, what);
 }
@@ -356,7 +362,8 @@ Status BundleReader::check_hashes(uint32_t section, const Xxh128& xxh, const Sha
 Status BundleReader::stream_tensor(const TensorRecord& tensor, int threads,
                                    const std::function<Status(std::span<const std::byte>)>& sink) const {
   const Storage& storage = state_->manifest.storages[tensor.storage];
-  const uint64_t pool_bytes = storage.encoding == Encoding::kF12 ? state_->manifest.sections[storage.planes[3].section].size_bytes : 0;
+  const uint64_t pool_bytes =
+      storage.encoding == Encoding::kF12 ? state_->manifest.sections[storage.planes[3].section].size_bytes : 0;
   StorageDecoder decoder(
       storage, state_->pool_bases[tensor.storage], pool_bytes,
       [this](uint32_t section, uint64_t offset, std::span<std::byte> out) { return read(section, offset, out); }, threads);

@@ -38,7 +38,7 @@ struct Plane {
 
 /// One coded (or raw) piece of storage: a tensor, or several merged or identical ones.
 struct Storage {
-  std::string name;        // of the tensor, or of the merged matrix ("...qkv_proj.weight")
+  std::string name;  // of the tensor, or of the merged matrix ("...qkv_proj.weight")
   Encoding encoding{};
   DType dtype{};
   bool merged = false;     // several tensors, one below the other
@@ -55,18 +55,18 @@ struct TensorRecord {
   DType dtype{};
   Shape shape;
   uint32_t storage = 0;
-  uint64_t row_begin = 0;    // first row inside the storage (merged matrices), else 0
-  uint32_t source = 0;       // index into Manifest::sources
+  uint64_t row_begin = 0;            // first row inside the storage (merged matrices), else 0
+  uint32_t source = 0;               // index into Manifest::sources
   uint64_t source_offset_bytes = 0;  // inside that file's data area
   uint64_t logical_bytes = 0;
-  Xxh128 logical_xxh;        // of the original bytes
-  bool indexed = true;       // false: stored by the file but not part of the model
+  Xxh128 logical_xxh;   // of the original bytes
+  bool indexed = true;  // false: stored by the file but not part of the model
 };
 
 struct SourceFile {
   std::string relative_name;
   uint64_t file_bytes = 0;
-  Sha256 sha{};              // of the whole original file
+  Sha256 sha{};                 // of the whole original file
   uint32_t header_section = 0;  // safetensors: 8 length bytes and the JSON, verbatim; index: the whole file
   bool is_index = false;
 };
@@ -79,12 +79,12 @@ struct Placement {
   uint64_t size_bytes = 0;
 };
 struct Residency {
-  std::string form;                     // "fast": placements and sizes follow from the storages (FORMAT.md, section 5)
-  uint64_t arena_bytes = 0;             // multiple of kBlockBytes
-  uint64_t pool_offset_bytes = 0;       // start of the pool: the end of the rest, at a multiple of kArenaAlign, also when there is none
+  std::string form;                // "fast": placements and sizes follow from the storages (FORMAT.md, section 5)
+  uint64_t arena_bytes = 0;        // multiple of kBlockBytes
+  uint64_t pool_offset_bytes = 0;  // start of the pool: the end of the rest, at a multiple of kArenaAlign, also when there is none
   uint64_t pool_bytes = 0;
-  std::vector<Placement> placements;    // ascending offsets, disjoint; gaps are zeros
-  std::vector<uint64_t> block_hashes;   // one per kBlockBytes
+  std::vector<Placement> placements;   // ascending offsets, disjoint; gaps are zeros
+  std::vector<uint64_t> block_hashes;  // one per kBlockBytes
 };
 
 struct Manifest {
@@ -92,17 +92,18 @@ struct Manifest {
   std::vector<SourceFile> sources;
   std::vector<Section> sections;
   std::vector<Storage> storages;
-  std::vector<TensorRecord> tensors;     // in checkpoint order
+  std::vector<TensorRecord> tensors;  // in checkpoint order
   std::vector<Residency> residencies;
   std::vector<std::string> left_out_files;
-  Sha256 tensors_id{};  // over the model's tensors (name, dtype, shape, logical hash; sorted by name): equal for equal tensors, however sharded or encoded
+  Sha256 tensors_id{};  // over the model's tensors (name, dtype, shape, logical hash; sorted by name): equal for equal tensors,
+                        // however sharded or encoded
 };
 
 [[nodiscard]] Sha256 compute_tensors_id(const std::vector<TensorRecord>& tensors);
 
-/// Writes a bundle to a sibling temporary file (O_EXCL). commit() checks the manifest against every rule of the format (kInternal: our
-/// bug), writes manifest and header, fsyncs file and folder, and renames over `path`. Destruction without commit removes the temporary
-/// file and nothing else. One thread at a time; several may read() at once.
+/// Writes a bundle to a sibling temporary file (O_EXCL). commit() checks the manifest against every rule of the format (kInternal:
+/// our bug), writes manifest and header, fsyncs file and folder, and renames over `path`. Destruction without commit removes the
+/// temporary file and nothing else. One thread at a time; several may read() at once.
 class BundleWriter {
  public:
   /// Checks the folder, that `path` is not taken by something else than a regular file, and that `expected_bytes` are free
@@ -116,8 +117,8 @@ class BundleWriter {
   void begin_section();
   Status append(std::span<const std::byte> data);
   [[nodiscard]] Result<uint32_t> end_section();
-  /// Forgets every section from index `first` on, one that was begun and not ended too, and continues at its place (an encoding that
-  /// did not pay).
+  /// Forgets every section from index `first` on, one that was begun and not ended too, and continues at its place (an encoding
+  /// that did not pay).
   Status rewind(uint32_t first);
   [[nodiscard]] const std::vector<Section>& sections() const;
   /// Reads back from the temporary file, for the comparison before the rename. Ended sections only.
@@ -164,7 +165,8 @@ class BundleReader {
   /// Decodes rows of nothing but whole tensors: `out` holds exactly tensor.logical_bytes.
   Status decode_tensor(const TensorRecord& tensor, std::span<std::byte> out, int threads) const;
   /// The same in pieces of a few MiB, in order; stops at the first failure of `sink`.
-  Status stream_tensor(const TensorRecord& tensor, int threads, const std::function<Status(std::span<const std::byte>)>& sink) const;
+  Status stream_tensor(const TensorRecord& tensor, int threads,
+                       const std::function<Status(std::span<const std::byte>)>& sink) const;
   Status check_unchanged() const;  // CO-089, as for Checkpoint
 
  private:

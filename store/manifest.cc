@@ -22,7 +22,8 @@ namespace weightd::store {
 namespace {
 
 constexpr std::array<unsigned char, 8> kMagic = {0x89, 'W', 'P', 'K', 0x0d, 0x0a, 0x1a, 0x0a};
-constexpr size_t kVersionOffset = 0x08, kFileBytesOffset = 0x10, kManifestShaOffset = 0x28, kReservedOffset = 0x48, kHashOffset = 0xff0;
+constexpr size_t kVersionOffset = 0x08, kFileBytesOffset = 0x10, kManifestShaOffset = 0x28, kReservedOffset = 0x48,
+                 kHashOffset = 0xff0;
 constexpr int kNestingLimit = 8;
 
 static_assert(std::endian::native == std::endian::little, "the bundle's integers are copied as they are");
@@ -45,7 +46,7 @@ bool all_zero(std::span<const std::byte> bytes) {
 
 std::string number(uint64_t value) { return std::to_string(value); }
 
-std::string quoted(std::string_view name) { return "'" + printable(name) + "'"; }
+std::string in_quotes(std::string_view name) { return "'" + printable(name) + "'"; }
 
 // --- to and from Cap'n Proto ---------------------------------------------------------------------------------------------
 
@@ -75,7 +76,8 @@ Enum from_number(uint16_t value, uint16_t count, const std::string& field) {
 
 void require_count(uint64_t count, uint64_t limit, std::string_view field) {
   if (count > limit) {
-    throw Refusal{Status::unsupported(std::string(field) + ": " + number(count) + " entries, this version reads at most " + number(limit))};
+    throw Refusal{
+        Status::unsupported(std::string(field) + ": " + number(count) + " entries, this version reads at most " + number(limit))};
   }
 }
 
@@ -160,9 +162,12 @@ void write_manifest(wire::Manifest::Builder out, const Manifest& manifest) {
         to.setXxh128High(section.xxh.high);
         to.setSha256(to_data(section.sha));
       });
-  write_list(manifest.storages, [&](unsigned count) { return out.initStorages(count); }, write_storage);
-  write_list(manifest.tensors, [&](unsigned count) { return out.initTensors(count); }, write_tensor);
-  write_list(manifest.residencies, [&](unsigned count) { return out.initResidencies(count); }, write_residency);
+  write_list(
+      manifest.storages, [&](unsigned count) { return out.initStorages(count); }, write_storage);
+  write_list(
+      manifest.tensors, [&](unsigned count) { return out.initTensors(count); }, write_tensor);
+  write_list(
+      manifest.residencies, [&](unsigned count) { return out.initResidencies(count); }, write_residency);
   auto left_out = out.initLeftOutFiles(static_cast<unsigned>(manifest.left_out_files.size()));
   for (unsigned i = 0; i < left_out.size(); ++i) left_out.set(i, to_text(manifest.left_out_files[i]));
 }
@@ -192,9 +197,10 @@ TensorRecord read_tensor(wire::Tensor::Reader in, const std::string& field) {
   tensor.name = from_text(in.getName());
   const auto shape = in.getShape();
   if (shape.size() > kMaxRank) {
-    throw Refusal{Status::corruption(field + ": " + number(shape.size()) + " dimensions, at most " + number(kMaxRank) + " are allowed")};
+    throw Refusal{
+        Status::corruption(field + ": " + number(shape.size()) + " dimensions, at most " + number(kMaxRank) + " are allowed")};
   }
-  tensor.shape.assign(shape.begin(), shape.end());
+  for (const uint64_t dimension : shape) tensor.shape.push_back(dimension);
   tensor.dtype = from_number<DType>(in.getDtype(), kDTypeCount, field + ": dtype");
   tensor.indexed = in.getIndexed();
   tensor.storage = in.getStorage();
@@ -216,11 +222,13 @@ Residency read_residency(wire::Residency::Reader in, const std::string& field) {
   require_count(placements.size(), 4 * kMaxRecords, field + ": placements");
   residency.placements.reserve(placements.size());
   for (const auto placement : placements) {
-    const auto kind = from_number<PlaneKind>(placement.getKind(), static_cast<uint16_t>(PlaneKind::kPool) + 1, field + ": plane kind");
+    const auto kind =
+        from_number<PlaneKind>(placement.getKind(), static_cast<uint16_t>(PlaneKind::kPool) + 1, field + ": plane kind");
     residency.placements.push_back({placement.getStorage(), kind, placement.getArenaOffsetBytes(), placement.getSizeBytes()});
   }
   const auto hashes = in.getBlockHashes();
-  residency.block_hashes.assign(hashes.begin(), hashes.end());
+  residency.block_hashes.reserve(hashes.size());
+  for (const uint64_t hash : hashes) residency.block_hashes.push_back(hash);
   return residency;
 }
 
@@ -241,7 +249,8 @@ Manifest read_manifest(wire::Manifest::Reader in) {
   require_count(sections.size(), 4 * kMaxRecords, "sections");
   manifest.sections.reserve(sections.size());
   for (const auto section : sections) {
-    manifest.sections.push_back({section.getOffsetBytes(), section.getSizeBytes(),
+    manifest.sections.push_back({section.getOffsetBytes(),
+                                 section.getSizeBytes(),
                                  {section.getXxh128Low(), section.getXxh128High()},
                                  from_data(section.getSha256(), indexed_field("sections", manifest.sections.size()))});
   }
@@ -287,7 +296,8 @@ class Validator {
     WEIGHTD_RETURN_IF_ERROR(check_storage_use());
     WEIGHTD_RETURN_IF_ERROR(check_names());
     WEIGHTD_RETURN_IF_ERROR(check_residencies());
-    if (compute_tensors_id(manifest_.tensors) != manifest_.tensors_id) return Status::corruption("tensorsId does not match the tensors");
+    if (compute_tensors_id(manifest_.tensors) != manifest_.tensors_id)
+      return Status::corruption("tensorsId does not match the tensors");
     return {};
   }
 
@@ -345,15 +355,18 @@ class Validator {
     std::vector<std::string_view> names;
     for (size_t i = 0; i < manifest_.sources.size(); ++i) {
       const SourceFile& source = manifest_.sources[i];
-      const std::string field = indexed_field("sources", i) + " " + quoted(source.relative_name);
+      const std::string field = indexed_field("sources", i) + " " + in_quotes(source.relative_name);
       if (!is_safe_relative_name(source.relative_name)) return Status::corruption(field + ": the name is not a safe relative path");
       WEIGHTD_RETURN_IF_ERROR(use_section(source.header_section, field));
       const uint64_t header_bytes = manifest_.sections[source.header_section].size_bytes;
       if (header_bytes > source.file_bytes) {
-        return Status::corruption(field + ": header of " + number(header_bytes) + " bytes in a file of " + number(source.file_bytes));
+        return Status::corruption(field + ": header of " + number(header_bytes) + " bytes in a file of " +
+                                  number(source.file_bytes));
       }
-      if (source.is_index && header_bytes != source.file_bytes) return Status::corruption(field + ": the index is not stored whole");
-      if (source.is_index && i + 1 != manifest_.sources.size()) return Status::corruption(field + ": the index is not the last source");
+      if (source.is_index && header_bytes != source.file_bytes)
+        return Status::corruption(field + ": the index is not stored whole");
+      if (source.is_index && i + 1 != manifest_.sources.size())
+        return Status::corruption(field + ": the index is not the last source");
       if (!source.is_index && header_bytes < 8) return Status::corruption(field + ": header of less than 8 bytes");
       names.push_back(source.relative_name);
     }
@@ -363,12 +376,12 @@ class Validator {
   static Status check_source_names(std::vector<std::string_view> names) {
     std::sort(names.begin(), names.end());
     if (const auto twin = std::adjacent_find(names.begin(), names.end()); twin != names.end()) {
-      return Status::corruption("sources: the name " + quoted(*twin) + " occurs twice");
+      return Status::corruption("sources: the name " + in_quotes(*twin) + " occurs twice");
     }
     for (const std::string_view name : names) {
       for (size_t slash = name.find('/'); slash != std::string_view::npos; slash = name.find('/', slash + 1)) {
         if (std::binary_search(names.begin(), names.end(), name.substr(0, slash))) {
-          return Status::corruption("sources: " + quoted(name.substr(0, slash)) + " is a file and a folder");
+          return Status::corruption("sources: " + in_quotes(name.substr(0, slash)) + " is a file and a folder");
         }
       }
     }
@@ -377,7 +390,7 @@ class Validator {
 
   Status check_storage(size_t index) {
     const Storage& storage = manifest_.storages[index];
-    const std::string field = indexed_field("storages", index) + " " + quoted(storage.name);
+    const std::string field = indexed_field("storages", index) + " " + in_quotes(storage.name);
     if (storage.name.size() > kMaxNameBytes || !is_utf8(storage.name)) {
       return Status::corruption(field + ": the name is not UTF-8 of at most " + number(kMaxNameBytes) + " bytes");
     }
@@ -385,7 +398,9 @@ class Validator {
     return storage.encoding == Encoding::kRaw ? check_raw_storage(storage, field) : check_f12_storage(storage, field);
   }
 
-  uint64_t plane_bytes(const Storage& storage, size_t plane) const { return manifest_.sections[storage.planes[plane].section].size_bytes; }
+  uint64_t plane_bytes(const Storage& storage, size_t plane) const {
+    return manifest_.sections[storage.planes[plane].section].size_bytes;
+  }
 
   Status check_raw_storage(const Storage& storage, const std::string& field) const {
     if (storage.merged) return Status::corruption(field + ": raw storages are never merged");
@@ -409,7 +424,8 @@ class Validator {
   Status check_f12_storage(const Storage& storage, const std::string& field) const {
     const f12::Geometry& g = storage.geometry;
     constexpr uint64_t kMaxSide = std::numeric_limits<uint32_t>::max();
-    if (storage.dtype != DType::kBF16) return Status::corruption(field + ": f12 with dtype " + std::string(dtype_name(storage.dtype)));
+    if (storage.dtype != DType::kBF16)
+      return Status::corruption(field + ": f12 with dtype " + std::string(dtype_name(storage.dtype)));
     if (!storage.resident) return Status::corruption(field + ": f12 storages are resident");
     if (g.n == 0 || g.k == 0 || g.batch == 0 || g.n > kMaxSide || g.k > kMaxSide) {
       return Status::corruption(field + ": n, k or batch is out of range");
@@ -444,11 +460,12 @@ class Validator {
     uint32_t source = 0;
     for (size_t i = 0; i < manifest_.tensors.size(); ++i) {
       const TensorRecord& tensor = manifest_.tensors[i];
-      const std::string field = indexed_field("tensors", i) + " " + quoted(tensor.name);
+      const std::string field = indexed_field("tensors", i) + " " + in_quotes(tensor.name);
       if (tensor.source >= manifest_.sources.size() || tensor.source < source || manifest_.sources[tensor.source].is_index) {
         return Status::corruption(field + ": source " + number(tensor.source) + " is out of range, out of order or an index");
       }
-      for (; source < tensor.source; ++source, covered = 0, last_offset = 0) WEIGHTD_RETURN_IF_ERROR(check_covered(source, covered));
+      for (; source < tensor.source; ++source, covered = 0, last_offset = 0)
+        WEIGHTD_RETURN_IF_ERROR(check_covered(source, covered));
       WEIGHTD_RETURN_IF_ERROR(check_tensor(tensor, field));
       const uint64_t offset = tensor.source_offset_bytes;
       const uint64_t area = data_bytes(source);
@@ -470,15 +487,16 @@ class Validator {
   }
 
   Status check_covered(uint32_t source, uint64_t covered) const {
-    return expect_bytes(indexed_field("sources", source) + " " + quoted(manifest_.sources[source].relative_name) + ": tensors", covered,
-                        data_bytes(source));
+    return expect_bytes(indexed_field("sources", source) + " " + in_quotes(manifest_.sources[source].relative_name) + ": tensors",
+                        covered, data_bytes(source));
   }
 
   Status check_tensor(const TensorRecord& tensor, const std::string& field) {
     if (tensor.name.size() > kMaxNameBytes || !is_utf8(tensor.name)) {
       return Status::corruption(field + ": the name is not UTF-8 of at most " + number(kMaxNameBytes) + " bytes");
     }
-    if (tensor.storage >= manifest_.storages.size()) return Status::corruption(field + ": storage " + number(tensor.storage) + " does not exist");
+    if (tensor.storage >= manifest_.storages.size())
+      return Status::corruption(field + ": storage " + number(tensor.storage) + " does not exist");
     const Storage& storage = manifest_.storages[tensor.storage];
     if (tensor.dtype != storage.dtype) return Status::corruption(field + ": its dtype differs from its storage's");
     WEIGHTD_RETURN_IF_ERROR(check_logical_bytes(tensor, field));
@@ -498,7 +516,8 @@ class Validator {
     const bool empty = std::find(tensor.shape.begin(), tensor.shape.end(), uint64_t{0}) != tensor.shape.end();
     if (empty) bits = 0;
     for (const uint64_t dimension : tensor.shape) {
-      if (!empty && __builtin_mul_overflow(bits, dimension, &bits)) return Status::corruption(field + ": the shape overflows 64 bits");
+      if (!empty && __builtin_mul_overflow(bits, dimension, &bits))
+        return Status::corruption(field + ": the shape overflows 64 bits");
     }
     if (bits % 8 != 0) return Status::corruption(field + ": the shape is not a whole number of bytes");
     return expect_bytes(field + ": logicalBytes", tensor.logical_bytes, bits / 8);
@@ -521,7 +540,8 @@ class Validator {
     const size_t rank = tensor.shape.size();
     const f12::Geometry& g = storage.geometry;
     // The product of all dimensions fits (check_logical_bytes), so equal bytes and equal last dimensions give equal batches.
-    if (rank < 2 || tensor.shape[rank - 1] != g.k || tensor.shape[rank - 2] != g.n || tensor.logical_bytes != storage.logical_bytes) {
+    if (rank < 2 || tensor.shape[rank - 1] != g.k || tensor.shape[rank - 2] != g.n ||
+        tensor.logical_bytes != storage.logical_bytes) {
       return Status::corruption(field + ": shape " + shape_to_string(tensor.shape) + " does not fit the f12 storage");
     }
     return {};
@@ -540,7 +560,8 @@ class Validator {
         covered = merged_rows_[next].row_end;
       }
       if (!exact || covered != storage.geometry.n) {
-        return Status::corruption(indexed_field("storages", s) + " " + quoted(storage.name) + ": its tensors do not cover its rows exactly");
+        return Status::corruption(indexed_field("storages", s) + " " + in_quotes(storage.name) +
+                                  ": its tensors do not cover its rows exactly");
       }
     }
     return {};
@@ -549,9 +570,10 @@ class Validator {
   Status check_storage_use() const {
     for (size_t i = 0; i < use_.size(); ++i) {
       const Storage& storage = manifest_.storages[i];
-      const std::string field = indexed_field("storages", i) + " " + quoted(storage.name);
+      const std::string field = indexed_field("storages", i) + " " + in_quotes(storage.name);
       if (!use_[i].named) return Status::corruption(field + ": no tensor is stored in it");
-      if (use_[i].indexed != storage.resident) return Status::corruption(field + ": resident must be true exactly for indexed tensors");
+      if (use_[i].indexed != storage.resident)
+        return Status::corruption(field + ": resident must be true exactly for indexed tensors");
       if (!storage.merged && !use_[i].has_name) return Status::corruption(field + ": its name is not one of its tensors'");
     }
     return {};
@@ -568,14 +590,14 @@ class Validator {
     }
     std::sort(names.begin(), names.end());
     const auto twin = std::adjacent_find(names.begin(), names.end());
-    if (twin != names.end()) return Status::corruption("the tensor name " + quoted(*twin) + " occurs twice");
+    if (twin != names.end()) return Status::corruption("the tensor name " + in_quotes(*twin) + " occurs twice");
     return {};
   }
 
   Status check_residencies() const {
     for (size_t i = 0; i < manifest_.residencies.size(); ++i) {
       const Residency& residency = manifest_.residencies[i];
-      const std::string field = indexed_field("residencies", i) + " " + quoted(residency.form);
+      const std::string field = indexed_field("residencies", i) + " " + in_quotes(residency.form);
       if (!is_utf8(residency.form)) return Status::corruption(field + ": the form is not UTF-8");
       for (size_t j = 0; j < i; ++j) {
         if (manifest_.residencies[j].form == residency.form) return Status::corruption(field + ": the form occurs twice");
@@ -596,9 +618,9 @@ class Validator {
       const Placement& want = plan.placements[i];
       if (have.storage != want.storage || have.kind != want.kind || have.arena_offset_bytes != want.arena_offset_bytes ||
           have.size_bytes != want.size_bytes) {
-        return Status::corruption(field + ": " + indexed_field("placements", i) + ": expected " + std::string(plane_name(want.kind)) +
-                                  " of storage " + number(want.storage) + ", " + number(want.size_bytes) + " bytes at " +
-                                  number(want.arena_offset_bytes));
+        return Status::corruption(field + ": " + indexed_field("placements", i) + ": expected " +
+                                  std::string(plane_name(want.kind)) + " of storage " + number(want.storage) + ", " +
+                                  number(want.size_bytes) + " bytes at " + number(want.arena_offset_bytes));
       }
     }
     WEIGHTD_RETURN_IF_ERROR(expect_bytes(field + ": poolOffsetBytes", residency.pool_offset_bytes, plan.pool_offset_bytes));
@@ -675,10 +697,11 @@ Result<BundleHeader> decode_header(std::span<const std::byte> head, uint64_t rea
   header.major = get<uint16_t>(head, kVersionOffset);
   header.minor = get<uint16_t>(head, kVersionOffset + 2);
   if (header.major != kFormatMajor) {
-    return Status::unsupported(file + ": bundle format " + number(header.major) + "." + number(header.minor) + ", this version reads " +
-                               number(kFormatMajor) + ".x");
+    return Status::unsupported(file + ": bundle format " + number(header.major) + "." + number(header.minor) +
+                               ", this version reads " + number(kFormatMajor) + ".x");
   }
-  if (get<uint32_t>(head, kVersionOffset + 4) != kHeaderBytes) return Status::corruption(file + ": header: header_bytes must be 4096");
+  if (get<uint32_t>(head, kVersionOffset + 4) != kHeaderBytes)
+    return Status::corruption(file + ": header: header_bytes must be 4096");
   if (!all_zero(head.subspan(kReservedOffset, kHashOffset - kReservedOffset))) {
     return Status::corruption(file + ": header: reserved bytes must be 0");
   }
@@ -691,10 +714,11 @@ Result<BundleHeader> decode_header(std::span<const std::byte> head, uint64_t rea
                               (real_file_bytes < header.file_bytes ? ": the file is truncated" : ": bytes after the end"));
   }
   if (header.manifest_bytes > kMaxManifestBytes || header.manifest_bytes > header.file_bytes ||
-      header.manifest_offset_bytes != header.file_bytes - header.manifest_bytes || header.manifest_offset_bytes % kSectionAlign != 0 ||
-      header.manifest_offset_bytes < kHeaderBytes) {
+      header.manifest_offset_bytes != header.file_bytes - header.manifest_bytes ||
+      header.manifest_offset_bytes % kSectionAlign != 0 || header.manifest_offset_bytes < kHeaderBytes) {
     return Status::corruption(file + ": header: manifest of " + number(header.manifest_bytes) + " bytes at " +
-                              number(header.manifest_offset_bytes) + " does not end a file of " + number(header.file_bytes) + " bytes");
+                              number(header.manifest_offset_bytes) + " does not end a file of " + number(header.file_bytes) +
+                              " bytes");
   }
   return header;
 }
@@ -707,7 +731,8 @@ Result<std::vector<std::byte>> encode_manifest(const Manifest& manifest) {
     write_manifest(builder.initRoot<wire::Manifest>(), manifest);
     const uint64_t rough_bytes = builder.sizeInWords() * sizeof(capnp::word);
     if (rough_bytes > kMaxManifestBytes) {
-      return Status::unsupported("the manifest takes " + number(rough_bytes) + " bytes, at most " + number(kMaxManifestBytes) + " are allowed");
+      return Status::unsupported("the manifest takes " + number(rough_bytes) + " bytes, at most " + number(kMaxManifestBytes) +
+                                 " are allowed");
     }
     const kj::Array<capnp::word> words = capnp::canonicalize(builder.getRoot<wire::Manifest>().asReader());
     std::vector<std::byte> bytes(8 + words.asBytes().size());
@@ -807,11 +832,16 @@ bool is_safe_relative_name(std::string_view name) {
 
 std::string_view plane_name(PlaneKind kind) {
   switch (kind) {
-    case PlaneKind::kRaw: return "raw";
-    case PlaneKind::kCodes: return "codes";
-    case PlaneKind::kWindows: return "windows";
-    case PlaneKind::kRecords: return "records";
-    case PlaneKind::kPool: return "pool";
+    case PlaneKind::kRaw:
+      return "raw";
+    case PlaneKind::kCodes:
+      return "codes";
+    case PlaneKind::kWindows:
+      return "windows";
+    case PlaneKind::kRecords:
+      return "records";
+    case PlaneKind::kPool:
+      return "pool";
   }
   return "unknown";
 }

@@ -18,7 +18,8 @@ inline constexpr uint64_t kHeaderBytes = 4096;
 inline constexpr uint16_t kFormatMajor = 1;
 inline constexpr uint16_t kFormatMinor = 0;
 inline constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
-inline constexpr uint64_t kMaxRecords = uint64_t{1} << 22;  // sources, storages, tensors, left-out names; sections: four times as many
+inline constexpr uint64_t kMaxRecords = uint64_t{1}
+                                        << 22;  // sources, storages, tensors, left-out names; sections: four times as many
 inline constexpr std::string_view kFastForm = "fast";
 
 struct BundleHeader {

@@ -16,6 +16,17 @@ constexpr std::string_view kWeight = ".weight";
 // Parts of a prefix that mark attention whose queries and keys come from different activations.
 constexpr std::array<std::string_view, 3> kCrossAttention = {"encoder_attn", "EncDecAttention", "cross"};
 
+constexpr std::array<MergeRule, 8> kRules = {{
+    {{"q_proj", "k_proj", "v_proj"}, "qkv_proj"},        // Llama, Qwen, Mistral, Gemma, OPT
+    {{"gate_proj", "up_proj"}, "gate_up_proj"},          // their MLPs and experts
+    {{"query", "key", "value"}, "qkv"},                  // BERT, ViT: attention.self.qkv
+    {{"q_lin", "k_lin", "v_lin"}, "qkv_lin"},            // DistilBERT
+    {{"q", "k", "v"}, "qkv"},                            // T5
+    {{"w1", "w3"}, "w1w3"},                              // Mixtral's experts, Llama's own names, InternLM2
+    {{"wq", "wk", "wv"}, "wqkv"},                        // Llama's own names
+    {{"q_a_proj", "kv_a_proj_with_mqa"}, "qkv_a_proj"},  // DeepSeek's latent attention
+}};
+
 struct SplitName {
   std::string_view prefix;  // "model.layers.0.self_attn."
   std::string_view member;  // "q_proj"
@@ -42,11 +53,12 @@ class Finder {
   }
 
   // The group whose first member is tensor `first`, if it is one and all is well; else one without members.
-  MergeGroup group(const MergeRule& rule, uint32_t first, std::string_view prefix) const {
+  [[nodiscard]] MergeGroup group(const MergeRule& rule, uint32_t first, std::string_view prefix) const {
     MergeGroup group;
     group.name = std::string(prefix) + std::string(rule.merged) + std::string(kWeight);
     if (by_name_.count(group.name) != 0) return {};
     for (const std::string_view member : rule.members) {
+      if (member.empty()) break;
       const auto found = by_name_.find(std::string(prefix) + std::string(member) + std::string(kWeight));
       if (found == by_name_.end()) return {};
       const MergeInput& tensor = tensors_[found->second];
@@ -63,19 +75,7 @@ class Finder {
 
 }  // namespace
 
-std::span<const MergeRule> merge_rules() {
-  static const std::array<MergeRule, 8> kRules = {{
-      {{"q_proj", "k_proj", "v_proj"}, "qkv_proj"},               // Llama, Qwen, Mistral, Gemma, OPT
-      {{"gate_proj", "up_proj"}, "gate_up_proj"},                 // their MLPs and experts
-      {{"query", "key", "value"}, "qkv"},                         // BERT, ViT: attention.self.qkv
-      {{"q_lin", "k_lin", "v_lin"}, "qkv_lin"},                   // DistilBERT
-      {{"q", "k", "v"}, "qkv"},                                   // T5
-      {{"w1", "w3"}, "w1w3"},                                     // Mixtral's experts, Llama's own names, InternLM2
-      {{"wq", "wk", "wv"}, "wqkv"},                               // Llama's own names
-      {{"q_a_proj", "kv_a_proj_with_mqa"}, "qkv_a_proj"},         // DeepSeek's latent attention
-  }};
-  return kRules;
-}
+std::span<const MergeRule> merge_rules() { return kRules; }
 
 std::vector<MergeGroup> find_merge_groups(std::span<const MergeInput> tensors) {
   std::unordered_map<std::string_view, const MergeRule*> rule_of_first;
@@ -90,7 +90,8 @@ std::vector<MergeGroup> find_merge_groups(std::span<const MergeInput> tensors) {
     if (!group.members.empty()) groups.push_back(std::move(group));
   }
   const auto first_place = [](const MergeGroup& group) { return *std::min_element(group.members.begin(), group.members.end()); };
-  std::sort(groups.begin(), groups.end(), [&](const MergeGroup& a, const MergeGroup& b) { return first_place(a) < first_place(b); });
+  std::sort(groups.begin(), groups.end(),
+            [&](const MergeGroup& a, const MergeGroup& b) { return first_place(a) < first_place(b); });
   return groups;
 }
 

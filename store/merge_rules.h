@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -10,8 +12,11 @@
 /// Which matrices of a checkpoint are coded as one, because a model multiplies them by the same activations.
 namespace weightd::store {
 
+inline constexpr size_t kMaxMergeMembers = 3;
+
 struct MergeRule {
-  std::vector<std::string_view> members;  // last part of the name before ".weight"; from top to bottom in the merged matrix
+  // The last part of the names before ".weight", from top to bottom in the merged matrix; unused places are empty.
+  std::array<std::string_view, kMaxMergeMembers> members;
   std::string_view merged;
 };
 /// The table. Each member belongs to one rule only.
@@ -23,13 +28,13 @@ struct MergeInput {
   uint64_t n = 0, k = 0;
 };
 struct MergeGroup {
-  std::string name;                // of the merged matrix
-  std::vector<uint32_t> members;   // indexes into the input, in the rule's order
+  std::string name;               // of the merged matrix
+  std::vector<uint32_t> members;  // indexes into the input, in the rule's order
 };
 
-/// Groups of inputs "P.m.weight" with the same prefix P, one for each member m of a rule; all eligible, of equal k, each n a multiple of 16,
-/// and "P.merged.weight" is no name of the input. Names are opaque but for this: numbers in them are not read. Ordered by the first
-/// member's place in the input. Input names are unique.
+/// Groups of inputs "P.m.weight" with the same prefix P, one for each member m of a rule; all eligible, of equal k, each n a
+/// multiple of 16, and "P.merged.weight" is no name of the input. Names are opaque but for this: numbers in them are not read.
+/// Ordered by the first member's place in the input. Input names are unique.
 [[nodiscard]] std::vector<MergeGroup> find_merge_groups(std::span<const MergeInput> tensors);
 
 }  // namespace weightd::store

@@ -16,13 +16,14 @@ namespace weightd::store {
 using SectionRead = std::function<Status(uint32_t section, uint64_t offset_bytes, std::span<std::byte> out)>;
 using ByteSink = std::function<Status(std::span<const std::byte>)>;
 
-inline constexpr uint64_t kSlabBytes = uint64_t{16} << 20;  // of source bytes worked on at a time
+/// Bytes of source worked on at a time with so many threads (<= 0: one per core). No byte of any output depends on it.
+[[nodiscard]] uint64_t slab_bytes(int threads);
 
 /// Units of one matrix that make a slab: at least one.
-[[nodiscard]] uint64_t slab_units(const f12::Geometry& geometry);
+[[nodiscard]] uint64_t slab_units(const f12::Geometry& geometry, int threads);
 
-/// Streams the original bytes of one storage, wherever its sections are read from. Memory: one slab and its decoded rows, and windows,
-/// records and pool of the storage. Borrows the storage.
+/// Streams the original bytes of one storage, wherever its sections are read from. Memory: one slab and its decoded rows, and
+/// windows, records and pool of the storage. Borrows the storage.
 class StorageDecoder {
  public:
   StorageDecoder(const Storage& storage, uint64_t pool_base, uint64_t pool_bytes, SectionRead read, int threads);
