@@ -19,7 +19,8 @@ constexpr size_t kMaxOwed = 1024;
 
 // The peer is gone, as opposed to: it said something wrong. Only then is the same call worth a second attempt.
 bool hung_up(const Status& failure) {
-  return failure.code() == StatusCode::kUnavailable || failure.code() == StatusCode::kIo || failure.code() == StatusCode::kCorruption;
+  return failure.code() == StatusCode::kUnavailable || failure.code() == StatusCode::kIo ||
+         failure.code() == StatusCode::kCorruption;
 }
 
 Event event_of(const ipc::EventReply& reply) {
@@ -69,7 +70,8 @@ Connection::Connection(const ClientOptions& options, std::string socket_path, st
       pause_(std::clamp(options.reconnect_backoff, milliseconds{0}, kLongestPause)) {}
 
 Result<std::shared_ptr<Connection>> Connection::open(const ClientOptions& options) {
-  std::string name = ipc::bounded_text(options.name.empty() ? program_invocation_short_name : options.name, ipc::kMaxModelNameBytes);
+  std::string name =
+      ipc::bounded_text(options.name.empty() ? program_invocation_short_name : options.name, ipc::kMaxModelNameBytes);
   std::shared_ptr<Connection> connection(
       new Connection(options, socket_path_or(options.socket_path, "WEIGHTD_SOCKET", "/run/weightd/weightd.sock"), std::move(name)));
   const Turn turn(*connection);
@@ -271,10 +273,11 @@ void Connection::settle_owed(ipc::Deadline deadline) {
     const Result<Rpc::Reply> reply = rpc_->call(ipc::AcquireRequest{owed.name, owed.device, 0, owed.content_id}, deadline);
     if (rpc_->lost() || reply.status().code() == StatusCode::kDeadlineExceeded) return;
     const auto* acquired = reply.ok() ? std::get_if<ipc::AcquiredReply>(&reply->body) : nullptr;
-    const bool held = acquired != nullptr && std::any_of(mappings_.begin(), mappings_.end(), [&](const std::weak_ptr<Mapping>& known) {
-                        const std::shared_ptr<Mapping> mapping = known.lock();
-                        return mapping != nullptr && mapping->link == Mapping::Link::kAttached && mapping->lease == acquired->lease;
-                      });
+    const bool held =
+        acquired != nullptr && std::any_of(mappings_.begin(), mappings_.end(), [&](const std::weak_ptr<Mapping>& known) {
+          const std::shared_ptr<Mapping> mapping = known.lock();
+          return mapping != nullptr && mapping->link == Mapping::Link::kAttached && mapping->lease == acquired->lease;
+        });
     if (acquired != nullptr && !held) rpc_->post(ipc::ReleaseRequest{acquired->lease});
     owed_.pop_front();
   }

@@ -56,7 +56,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   void settle_owed(ipc::Deadline deadline);
   void note_loss();
   void take_events();
-  /// Leaves a lost connection to the caller, who may be in a call on it. kDeadlineExceeded: `wait_for_daemon`, and it did not answer; given back all the same.
+  /// Leaves a lost connection to the caller, who may be in a call on it. kDeadlineExceeded: `wait_for_daemon`, and it did not
+  /// answer; given back all the same.
   Status give_back_ended(bool wait_for_daemon);
   [[nodiscard]] Result<std::shared_ptr<Mapping>> share_or_map(const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds);
   /// The living mapping of this generation, with one holder more.

@@ -99,9 +99,9 @@ Result<Client> Client::connect(const Options& options) {
   const std::string path = detail::socket_path_or(options.socket_path, "WEIGHTD_CONTROL_SOCKET", "/run/weightd/control.sock");
   auto state = std::make_unique<State>();
   state->timeout = options.timeout;
-  WEIGHTD_ASSIGN_OR_RETURN(
-      state->rpc, detail::Rpc::open(path, ipc::bounded_text(program_invocation_short_name, ipc::kMaxModelNameBytes),
-                                    detail::deadline_in(options.timeout)));
+  WEIGHTD_ASSIGN_OR_RETURN(state->rpc,
+                           detail::Rpc::open(path, ipc::bounded_text(program_invocation_short_name, ipc::kMaxModelNameBytes),
+                                             detail::deadline_in(options.timeout)));
   return Client(std::move(state));
 }
 

@@ -11,8 +11,8 @@
 
 namespace weightd::detail {
 
-// One for the process: fork() is an event of the process, and its hooks take no argument. Never destroyed, since a child may be made
-// during exit.
+// One for the process: fork() is an event of the process, and its hooks take no argument. Never destroyed, since a child may be
+// made during exit.
 struct ForkState {
   std::mutex mutex;  // held across fork(), so that the child finds `open` whole
   std::vector<const ClosedInChild*> open;
@@ -37,8 +37,7 @@ struct ForkState {
   }
 };
 
-HomeProcess::HomeProcess()
-    : forks_(&ForkState::get().forks), born_(forks_->load(std::memory_order_relaxed)), pid_(::getpid()) {}
+HomeProcess::HomeProcess() : forks_(&ForkState::get().forks), born_(forks_->load(std::memory_order_relaxed)), pid_(::getpid()) {}
 
 bool HomeProcess::surely_left() const { return left() || ::getpid() != pid_; }
 

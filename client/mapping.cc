@@ -103,7 +103,8 @@ const uint32_t* TensorIndex::find(std::string_view name) const {
 uint64_t TensorIndex::allocated_bytes() const {
   constexpr uint64_t kInlineText = 15;  // what a std::string holds without an allocation
   uint64_t bytes = infos_.capacity() * sizeof(TensorInfo) + places_.capacity() * sizeof(TensorPlace);
-  bytes += by_name_.bucket_count() * sizeof(void*) + by_name_.size() * (sizeof(std::pair<std::string_view, uint32_t>) + 2 * sizeof(void*));
+  bytes += by_name_.bucket_count() * sizeof(void*) +
+           by_name_.size() * (sizeof(std::pair<std::string_view, uint32_t>) + 2 * sizeof(void*));
   for (const TensorInfo& info : infos_) {
     if (info.name.capacity() > kInlineText) bytes += info.name.capacity() + 1;
     bytes += info.shape.capacity() * sizeof(uint64_t);
@@ -130,8 +131,8 @@ Result<std::shared_ptr<Mapping>> Mapping::make(std::shared_ptr<Connection> conne
   Result<ipc::TensorTable> table = ipc::decode_table(*bytes);
   if (!table.ok()) return table.status().with_context("tensor table");
   if (table->arena_bytes != acquired.arena_bytes) {
-    return Status::corruption("the table is for an arena of " + std::to_string(table->arena_bytes) + " bytes, the lease for one of " +
-                              std::to_string(acquired.arena_bytes));
+    return Status::corruption("the table is for an arena of " + std::to_string(table->arena_bytes) +
+                              " bytes, the lease for one of " + std::to_string(acquired.arena_bytes));
   }
   if (table->content_id != acquired.model.content_id) {
     return Status::corruption("the table is of content " + printable(table->content_id) + ", the lease of " +
@@ -141,8 +142,8 @@ Result<std::shared_ptr<Mapping>> Mapping::make(std::shared_ptr<Connection> conne
   fds.erase(fds.begin());
   Result<ipc::MappedArena> arena = ipc::MappedArena::map(std::move(fds), acquired.chunk_bytes);
   if (!arena.ok()) return blame_daemon(arena.status());
-  std::shared_ptr<Mapping> mapping(new Mapping(std::move(connection), std::move(tensors), *std::move(arena), model_info(acquired.model),
-                                               acquired.arena_bytes));
+  std::shared_ptr<Mapping> mapping(
+      new Mapping(std::move(connection), std::move(tensors), *std::move(arena), model_info(acquired.model), acquired.arena_bytes));
   mapping->lease = acquired.lease;
   return mapping;
 }

@@ -30,14 +30,15 @@ struct TensorPlace {
   uint64_t data_offset = 0;     // raw: the tensor's first byte; f12: the codes plane of the storage
   uint64_t windows_offset = 0;  // f12
   uint64_t records_offset = 0;
-  f12::Geometry geometry;       // f12: of the storage
-  uint64_t row_begin = 0;       // f12: first row inside the storage
+  f12::Geometry geometry;  // f12: of the storage
+  uint64_t row_begin = 0;  // f12: first row inside the storage
 };
 
 /// The tensors of one generation, found by name. Immutable after build(); owns everything, keeps no reader.
 class TensorIndex {
  public:
-  /// kCorruption: planes are not as large as the f12 layout (store/tile_layout.h) needs them. The rest has been checked by decode_table.
+  /// kCorruption: planes are not as large as the f12 layout (store/tile_layout.h) needs them. The rest has been checked by
+  /// decode_table.
   [[nodiscard]] static Result<TensorIndex> build(ipc::TensorTable table);
 
   [[nodiscard]] const uint32_t* find(std::string_view name) const;
@@ -57,8 +58,8 @@ class TensorIndex {
   uint64_t pool_bytes_ = 0;
 };
 
-/// One generation in this process: its arena, mapped once, and what the daemon knows of it. Shared by all leases that acquire() gave
-/// out for it.
+/// One generation in this process: its arena, mapped once, and what the daemon knows of it. Shared by all leases that acquire()
+/// gave out for it.
 class Mapping {
  public:
   /// What the connection says about the daemon's side. All but kDetached change with the connection.
@@ -69,8 +70,8 @@ class Mapping {
   };
 
   /// Checks what came with `acquired` and maps it. `fds`: the table, then the chunks. kCorruption, or what mapping says.
-  [[nodiscard]] static Result<std::shared_ptr<Mapping>> make(std::shared_ptr<Connection> connection, const ipc::AcquiredReply& acquired,
-                                                             std::vector<UniqueFd> fds);
+  [[nodiscard]] static Result<std::shared_ptr<Mapping>> make(std::shared_ptr<Connection> connection,
+                                                             const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds);
 
   /// Holds off unmapping while it lives. Invalid when the mapping has ended.
   class Use {
@@ -104,7 +105,8 @@ class Mapping {
   uint64_t lease = 0;
 
  private:
-  Mapping(std::shared_ptr<Connection> connection, TensorIndex tensors, ipc::MappedArena arena, ModelInfo info, uint64_t arena_bytes);
+  Mapping(std::shared_ptr<Connection> connection, TensorIndex tensors, ipc::MappedArena arena, ModelInfo info,
+          uint64_t arena_bytes);
 
   HomeProcess home_;
   std::shared_ptr<Connection> connection_;

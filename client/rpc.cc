@@ -45,7 +45,8 @@ uint32_t wire_milliseconds(milliseconds timeout) {
 
 Status check_model_name(std::string_view model) {
   if (ipc::valid_model_name(model)) return {};
-  return Status::invalid_argument("'" + printable(model, 80) + "' is no model name: 1 to " + std::to_string(ipc::kMaxModelNameBytes) +
+  return Status::invalid_argument("'" + printable(model, 80) + "' is no model name: 1 to " +
+                                  std::to_string(ipc::kMaxModelNameBytes) +
                                   " letters, digits, '.', '_', '-', ':', in parts between '/' that begin with a letter or a digit");
 }
 
@@ -73,7 +74,8 @@ Result<std::unique_ptr<Rpc>> Rpc::open(const std::string& path, const std::strin
   Result<Reply> reply = rpc->call(ipc::HelloRequest{std::string(build_id()), name}, deadline);
   if (!reply.ok()) return reply.status().with_context("weightd at " + printable(path));
   auto* hello = std::get_if<ipc::HelloReply>(&reply->body);
-  if (hello == nullptr) return Status::invalid_argument("weightd at " + printable(path) + ": the answer to hello is of another kind");
+  if (hello == nullptr)
+    return Status::invalid_argument("weightd at " + printable(path) + ": the answer to hello is of another kind");
   rpc->hello_ = std::move(*hello);
   return rpc;
 }
@@ -109,7 +111,8 @@ void Rpc::read_arrived() {
     }
     if (!frame->has_value()) return;
     Result<ipc::Response> response = ipc::decode_response((*frame)->body);
-    if (Status status = response.ok() ? sort_in(**frame, *std::move(response)) : response.status(); !status.ok()) (void)lose(std::move(status));
+    if (Status status = response.ok() ? sort_in(**frame, *std::move(response)) : response.status(); !status.ok())
+      (void)lose(std::move(status));
   }
 }
 

@@ -37,8 +37,8 @@ Status check_text(std::string_view what, std::string_view text, size_t max_bytes
 class Rpc {
  public:
   struct Reply {
-    ResponseBody body;           // never a Status: that is the Result's
-    std::vector<UniqueFd> fds;   // all of them, for `acquired`
+    ResponseBody body;          // never a Status: that is the Result's
+    std::vector<UniqueFd> fds;  // all of them, for `acquired`
   };
 
   /// Connects and says hello as `name`. kUnavailable: nobody there. kUnsupported: no common protocol version.
@@ -47,8 +47,8 @@ class Rpc {
   Rpc(const Rpc&) = delete;
   Rpc& operator=(const Rpc&) = delete;
 
-  /// Sends and waits for the answer; the daemon's error is the result's Status. After kDeadlineExceeded the connection goes on: a late
-  /// answer is dropped, a late lease given back. `meanwhile`, if any, is called several times a second while it waits.
+  /// Sends and waits for the answer; the daemon's error is the result's Status. After kDeadlineExceeded the connection goes on: a
+  /// late answer is dropped, a late lease given back. `meanwhile`, if any, is called several times a second while it waits.
   [[nodiscard]] Result<Reply> call(const RequestBody& body, ipc::Deadline deadline, const std::function<void()>& meanwhile = {});
   /// Sends without waiting or reading; the answer is dropped when it arrives.
   void post(const RequestBody& body);
@@ -80,7 +80,7 @@ class Rpc {
   ClosedInChild closed_in_child_;
   ipc::HelloReply hello_;
   std::deque<ipc::EventReply> events_;
-  std::set<uint64_t> posted_;    // answers that nobody waits for
+  std::set<uint64_t> posted_;           // answers that nobody waits for
   std::map<uint64_t, size_t> overdue_;  // calls given up at their deadline; descriptors still to come for a late lease
   uint64_t last_id_ = 0;
   bool version_checked_ = false;

@@ -42,7 +42,8 @@ Result<AddressRange> check_matrix(const TensorInfo& info, const char* name, Cons
   if (matrix.data == nullptr) return wrong("no data");
   if (reinterpret_cast<uintptr_t>(matrix.data) % alignof(uint16_t) != 0) return wrong("the address is odd");
   if (matrix.rows > 1 && (matrix.row_stride < 0 || static_cast<uint64_t>(matrix.row_stride) < matrix.cols)) {
-    return wrong("row stride " + std::to_string(matrix.row_stride) + " is less than the " + std::to_string(matrix.cols) + " columns");
+    return wrong("row stride " + std::to_string(matrix.row_stride) + " is less than the " + std::to_string(matrix.cols) +
+                 " columns");
   }
   const uint64_t stride = matrix.rows > 1 ? static_cast<uint64_t>(matrix.row_stride) : 0;
   uint64_t elements = 0, bytes = 0;
@@ -203,8 +204,8 @@ Status Tensor::gemm(uint64_t index, ConstBf16Matrix x, Bf16Matrix y, const GemmO
   const Mapping::Use use(*lease_->mapping);
   if (!use.valid()) return revoked(*lease_->mapping);
   if (info().dtype != DType::kBF16 || info().shape.size() != 3) {
-    return bad(info(), "a GEMM with an index needs a BF16 stack of matrices, this is " + std::string(dtype_name(info().dtype)) + " " +
-                           shape_to_string(info().shape));
+    return bad(info(), "a GEMM with an index needs a BF16 stack of matrices, this is " + std::string(dtype_name(info().dtype)) +
+                           " " + shape_to_string(info().shape));
   }
   if (index >= info().shape[0]) {
     return bad(info(), "matrix " + std::to_string(index) + " of " + std::to_string(info().shape[0]));

@@ -25,7 +25,7 @@ struct ClientOptions {
 
 struct ModelInfo {
   std::string name;
-  std::string content_id;      // SHA-256 of the bundle's manifest, hexadecimal
+  std::string content_id;  // SHA-256 of the bundle's manifest, hexadecimal
   uint64_t generation = 0;
   std::string device;          // GPU UUID or "host"
   std::string state;           // "published", "draining", ...; as the daemon last said. "detached": after a restart the daemon no
@@ -58,11 +58,12 @@ struct Lease;
 class Tensor;
 
 /// A lease on one generation, mapped into this process. Cheap to copy: copies share the lease and its mapping, which end with
-/// release() or with the last copy. One mapping per Client and generation, however often it is acquired; it ends with the last lease on it.
-/// Thread-safe. The end of a lease waits for decompress() and gemm() calls in flight; bytes read through data() are the caller's to mind.
+/// release() or with the last copy. One mapping per Client and generation, however often it is acquired; it ends with the last
+/// lease on it. Thread-safe. The end of a lease waits for decompress() and gemm() calls in flight; bytes read through data() are
+/// the caller's to mind.
 ///
-/// The weights stay usable while the daemon is away, restarts or ends. In a forked child every call that can fail returns kForked, data()
-/// is empty, and nothing is sent or unmapped on the parent's behalf. A moved-from Model may only be assigned or destroyed.
+/// The weights stay usable while the daemon is away, restarts or ends. In a forked child every call that can fail returns kForked,
+/// data() is empty, and nothing is sent or unmapped on the parent's behalf. A moved-from Model may only be assigned or destroyed.
 class Model {
  public:
   [[nodiscard]] ModelInfo info() const;  // also after release()
@@ -77,9 +78,9 @@ class Model {
   };
   [[nodiscard]] Memory memory() const;
 
-  /// Unmaps and gives the lease back. Every Tensor of the model then answers kRevoked. Twice is fine. Works while the daemon is away: it
-  /// is told after the next reconnect. Waits for the daemon's answer, unless another thread is in a call to the daemon (that thread passes
-  /// the release on). kDeadlineExceeded: unmapped and sent, but not answered. kForked: nothing done.
+  /// Unmaps and gives the lease back. Every Tensor of the model then answers kRevoked. Twice is fine. Works while the daemon is
+  /// away: it is told after the next reconnect. Waits for the daemon's answer, unless another thread is in a call to the daemon
+  /// (that thread passes the release on). kDeadlineExceeded: unmapped and sent, but not answered. kForked: nothing done.
   Status release();
 
  private:
@@ -93,22 +94,22 @@ class Tensor {
  public:
   [[nodiscard]] const TensorInfo& info() const;
 
-  /// raw tensors: the bytes, in the mapping, 256-byte aligned, read-only, valid until the lease ends. Empty for coded ones and without a
-  /// usable lease.
+  /// raw tensors: the bytes, in the mapping, 256-byte aligned, read-only, valid until the lease ends. Empty for coded ones and
+  /// without a usable lease.
   [[nodiscard]] std::span<const std::byte> data() const;
 
   /// Writes the original bytes, all of them, to `out`, which holds at least info().logical_bytes; no byte more is written.
   /// kInvalidArgument: too small, or inside the mapping (nothing written). kRevoked, kForked.
   Status decompress(std::span<std::byte> out, const GemmOptions& options = {}) const;
-  /// The same for rows [begin, end): elements of the outermost dimension for rank 2, rows of all matrices in order for rank 3 and up; a
-  /// scalar or a vector is one row. Rows of types under 8 bits must begin and end at whole bytes (kInvalidArgument).
+  /// The same for rows [begin, end): elements of the outermost dimension for rank 2, rows of all matrices in order for rank 3 and
+  /// up; a scalar or a vector is one row. Rows of types under 8 bits must begin and end at whole bytes (kInvalidArgument).
   Status decompress_rows(uint64_t begin, uint64_t end, std::span<std::byte> out, const GemmOptions& options = {}) const;
 
   /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out; accumulation order and rounding as documented in
   /// kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only. Any M; with more than one row, row strides of at least the
-  /// columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the mapping.
-  /// M = 0 writes nothing; K = 0 writes +0.
-  /// kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched. kRevoked, kForked.
+  /// columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the
+  /// mapping. M = 0 writes nothing; K = 0 writes +0. kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched.
+  /// kRevoked, kForked.
   Status gemm(ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
   /// The same with matrix `index` of a rank-3 tensor [E, N, K] (an expert).
   Status gemm(uint64_t index, ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
@@ -121,8 +122,8 @@ class Tensor {
 };
 
 struct AcquireOptions {
-  std::string device;                  // GPU UUID or "host"; empty: the only one that has the model
-  std::chrono::milliseconds wait{0};   // wait this long for the model to be published
+  std::string device;                 // GPU UUID or "host"; empty: the only one that has the model
+  std::chrono::milliseconds wait{0};  // wait this long for the model to be published
 };
 
 struct Event {
@@ -131,13 +132,14 @@ struct Event {
   ModelInfo model;  // not for kShuttingDown
 };
 
-/// A connection to weightd. Starts no thread, installs no signal handler, writes to no stream. Thread-safe: calls are serialised, so a
-/// call waits for an acquire() with `wait` in another thread (ends of leases do not). A lost daemon is noticed at the next call, which
-/// reconnects (with back-off between failing attempts: kUnavailable at once inside the pause) and leases every held model again by
-/// content id; a model that the daemon does not have then is "detached" (ModelInfo::state). Models keep their connection alive after the Client.
+/// A connection to weightd. Starts no thread, installs no signal handler, writes to no stream. Thread-safe: calls are serialised,
+/// so a call waits for an acquire() with `wait` in another thread (ends of leases do not). A lost daemon is noticed at the next
+/// call, which reconnects (with back-off between failing attempts: kUnavailable at once inside the pause) and leases every held
+/// model again by content id; a model that the daemon does not have then is "detached" (ModelInfo::state). Models keep their
+/// connection alive after the Client.
 ///
-/// In a forked child every call returns kForked; the child's copies of the library's descriptors are closed at the fork. A child may
-/// connect anew. A process may hold any number of Clients.
+/// In a forked child every call returns kForked; the child's copies of the library's descriptors are closed at the fork. A child
+/// may connect anew. A process may hold any number of Clients.
 class Client {
  public:
   /// kUnavailable: nobody listens there. kUnsupported: daemon and library have no protocol version in common. kPermissionDenied,
@@ -148,8 +150,8 @@ class Client {
   [[nodiscard]] Result<std::vector<ModelInfo>> list();
   /// Leases and maps a model. The same generation again: the same mapping, counted; each Model returned is released on its own.
   /// kNotFound, kPermissionDenied, kUnavailable, kDeadlineExceeded (waiting), kInvalidArgument (not a name a model can have),
-  /// kResourceExhausted (descriptors, address space), kCorruption (chunks or table are not what the daemon said). On failure the lease
-  /// is given back at once.
+  /// kResourceExhausted (descriptors, address space), kCorruption (chunks or table are not what the daemon said). On failure the
+  /// lease is given back at once.
   [[nodiscard]] Result<Model> acquire(std::string_view name, const AcquireOptions& options = {});
 
   /// A descriptor that polls readable when events wait or the daemon is lost; -1 while disconnected. Owned by the Client; changes

@@ -56,7 +56,7 @@ struct DaemonStatus {
   std::vector<Model> models;
 };
 struct Unloaded {
-  bool freed = false;          // false: still draining; `holders` says who keeps it
+  bool freed = false;  // false: still draining; `holders` says who keeps it
   uint64_t bytes = 0;
   std::vector<Lease> holders;
 };
