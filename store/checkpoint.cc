@@ -75,7 +75,7 @@ struct Index {
   std::string folder;
   std::string name;
   std::string json;
-  std::vector<std::pair<std::string, std::string>> weight_map;  // tensor, shard (normalised)
+  std::vector<IndexEntry> weight_map;
 };
 
 /// A path below the index's folder, less its "." parts; or the rule it breaks.
@@ -105,7 +105,7 @@ Result<std::string> normalise_shard_name(std::string_view raw) {
 /// The tokens of an index: {"metadata": .., "weight_map": {"tensor": "shard", ..}}; other keys of the outer object are skipped.
 class IndexHandler : public JsonHandler {
  public:
-  explicit IndexHandler(Index& index, std::string_view name) : index_(index), name_(name) {}
+  IndexHandler(std::vector<IndexEntry>& weight_map, std::string_view name) : weight_map_(weight_map), name_(name) {}
 
   Status begin_object() override {
     if (depth_ == 1 && in_map_) return descend();
@@ -131,7 +131,7 @@ class IndexHandler : public JsonHandler {
       in_map_ = text == "weight_map";
       if (in_map_ && std::exchange(has_map_, true)) return fail("weight_map occurs twice");
     } else if (in_map_) {
-      index_.weight_map.emplace_back(std::move(text), std::string());
+      weight_map_.push_back({std::move(text), {}});
     }
     return {};
   }
@@ -140,7 +140,7 @@ class IndexHandler : public JsonHandler {
     if (depth_ < 2 || !in_map_) return scalar(in_quotes(text));
     Result<std::string> shard = normalise_shard_name(text);
     if (!shard.ok()) return fail(tensor() + ": " + shard.status().message());
-    index_.weight_map.back().second = *std::move(shard);
+    weight_map_.back().shard = *std::move(shard);
     return {};
   }
   Status integer(uint64_t value) override { return scalar(std::to_string(value)); }
@@ -163,25 +163,14 @@ class IndexHandler : public JsonHandler {
   }
   Status bad_value(const std::string& found) const { return fail(tensor() + ": the shard name must be a string, have " + found); }
   Status fail(const std::string& rule) const { return Status::corruption(std::string(name_) + ": " + rule); }
-  std::string tensor() const { return "tensor " + in_quotes(index_.weight_map.back().first); }
+  std::string tensor() const { return "tensor " + in_quotes(weight_map_.back().tensor); }
 
-  Index& index_;
+  std::vector<IndexEntry>& weight_map_;
   std::string_view name_;
   uint64_t depth_ = 0;
   bool in_map_ = false;  // inside the value of the outer key "weight_map"
   bool has_map_ = false;
 };
-
-Status parse_index(Index& index, std::string_view name) {
-  IndexHandler handler(index, name);
-  WEIGHTD_RETURN_IF_ERROR(parse_strict_json(index.json, name, handler));
-  WEIGHTD_RETURN_IF_ERROR(handler.finish());
-  std::sort(index.weight_map.begin(), index.weight_map.end());
-  const auto same = std::adjacent_find(index.weight_map.begin(), index.weight_map.end(),
-                                       [](const auto& a, const auto& b) { return a.first == b.first; });
-  if (same == index.weight_map.end()) return {};
-  return Status::corruption(std::string(name) + ": tensor " + in_quotes(same->first) + " occurs twice in weight_map");
-}
 
 Result<Index> read_index(std::string folder, std::string name) {
   const std::string path = join(folder, name);
@@ -196,7 +185,7 @@ Result<Index> read_index(std::string folder, std::string name) {
   index.name = std::move(name);
   index.json.resize(size);
   WEIGHTD_RETURN_IF_ERROR(pread_full(file.fd.get(), std::as_writable_bytes(std::span(index.json)), 0, shown(path)));
-  WEIGHTD_RETURN_IF_ERROR(parse_index(index, shown(path)));
+  WEIGHTD_ASSIGN_OR_RETURN(index.weight_map, parse_checkpoint_index(index.json, shown(path)));
   return index;
 }
 
@@ -284,7 +273,7 @@ using Placements = std::unordered_map<std::string_view, Placement>;
 std::vector<std::string> shard_names(const Index& index) {
   std::vector<std::string> names;
   names.reserve(index.weight_map.size());
-  for (const auto& [tensor, shard] : index.weight_map) names.push_back(shard);
+  for (const IndexEntry& item : index.weight_map) names.push_back(item.shard);
   std::sort(names.begin(), names.end());
   names.erase(std::unique(names.begin(), names.end()), names.end());
   return names;
@@ -319,16 +308,16 @@ Result<std::vector<OpenFile>> open_shards(const Index& index, const std::vector<
 
 Status check_all_found(const Index& index, const Placements& placements, const std::vector<std::string>& shards) {
   uint64_t absent = 0;
-  const std::pair<std::string, std::string>* first = nullptr;
-  for (const auto& item : index.weight_map) {
-    if (placements.at(item.first).found) continue;
+  const IndexEntry* first = nullptr;
+  for (const IndexEntry& item : index.weight_map) {
+    if (placements.at(item.tensor).found) continue;
     if (absent++ == 0) first = &item;
   }
   if (first == nullptr) return {};
   const std::string more =
       absent == 1 ? "" : " (and " + std::to_string(absent - 1) + " more of " + count_of(shards.size(), "shard") + ")";
-  return Status::corruption(shown(join(index.folder, index.name)) + ": tensor " + in_quotes(first->first) + " is given to shard " +
-                            in_quotes(first->second) + ", which does not hold it" + more);
+  return Status::corruption(shown(join(index.folder, index.name)) + ": tensor " + in_quotes(first->tensor) + " is given to shard " +
+                            in_quotes(first->shard) + ", which does not hold it" + more);
 }
 
 /// Brings in what the index leaves out, or reports it. `others`: *.safetensors files of the folder that the index does not name.
@@ -429,9 +418,9 @@ Result<Checkpoint> open_indexed(Index index, const std::vector<std::string>& fol
   WEIGHTD_ASSIGN_OR_RETURN(std::vector<OpenFile> opened, open_shards(index, shards));
   Placements placements;
   placements.reserve(index.weight_map.size());
-  for (const auto& [tensor, shard] : index.weight_map) {
-    const auto at = std::lower_bound(shards.begin(), shards.end(), shard) - shards.begin();
-    placements.emplace(tensor, Placement{static_cast<uint32_t>(at), false});
+  for (const IndexEntry& item : index.weight_map) {
+    const auto at = std::lower_bound(shards.begin(), shards.end(), item.shard) - shards.begin();
+    placements.emplace(item.tensor, Placement{static_cast<uint32_t>(at), false});
   }
   Checkpoint checkpoint;
   Unindexed unindexed(index, options, placements, checkpoint);
@@ -474,6 +463,19 @@ Result<Checkpoint> open_folder(const std::string& folder, const CheckpointOption
 }
 
 }  // namespace
+
+Result<std::vector<IndexEntry>> parse_checkpoint_index(std::string_view json, std::string_view name) {
+  std::vector<IndexEntry> weight_map;
+  IndexHandler handler(weight_map, name);
+  WEIGHTD_RETURN_IF_ERROR(parse_strict_json(json, name, handler));
+  WEIGHTD_RETURN_IF_ERROR(handler.finish());
+  const auto by_tensor = [](const IndexEntry& a, const IndexEntry& b) { return a.tensor < b.tensor; };
+  std::sort(weight_map.begin(), weight_map.end(), by_tensor);
+  const auto same = std::adjacent_find(weight_map.begin(), weight_map.end(),
+                                       [](const IndexEntry& a, const IndexEntry& b) { return a.tensor == b.tensor; });
+  if (same == weight_map.end()) return weight_map;
+  return Status::corruption(std::string(name) + ": tensor " + in_quotes(same->tensor) + " occurs twice in weight_map");
+}
 
 Status Checkpoint::read(const CheckpointTensor& tensor, uint64_t offset_bytes, std::span<std::byte> out) const {
   const CheckpointFile& file = files[tensor.file_index];

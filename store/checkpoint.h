@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/fd.h"
@@ -45,6 +46,15 @@ struct SafetensorsHeader {
 [[nodiscard]] Result<SafetensorsHeader> parse_safetensors_header(std::string json, uint64_t data_bytes, std::string_view name);
 /// Reads and checks the header of an open file of `file_bytes`. Recognises Git-LFS pointers, HTML and zip/pickle files.
 [[nodiscard]] Result<SafetensorsHeader> read_safetensors_header(int fd, uint64_t file_bytes, std::string_view name);
+
+/// One line of an index: where a tensor is stored.
+struct IndexEntry {
+  std::string tensor;  // decoded UTF-8, opaque
+  std::string shard;   // a path below the index's folder: '/'-separated, never absolute, no ".", ".." or empty parts
+};
+/// The weight_map of an index file's text, sorted by tensor; each tensor once. Other keys are skipped. `name` names the file in
+/// messages (printable already). kCorruption with one line that names file, tensor and rule.
+[[nodiscard]] Result<std::vector<IndexEntry>> parse_checkpoint_index(std::string_view json, std::string_view name);
 
 /// One file of a checkpoint, open for reading.
 struct CheckpointFile {
