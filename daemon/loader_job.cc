@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "daemon/loader_job.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <boost/asio/post.hpp>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "base/text.h"
+
+extern char** environ;
+
+namespace weightd::daemon {
+namespace {
+
+using boost::system::error_code;
+using Descriptor = boost::asio::posix::stream_descriptor;
+
+constexpr int kLoaderSocket = 3;  // where the loader finds its end
+constexpr uint32_t kMaxLoaderFrameBytes = 64U << 20;
+constexpr int kSealsOfChunks = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;
+
+/// Size of a descriptor that nobody can change any more.
+Result<uint64_t> sealed_size(const UniqueFd& fd, const std::string& what) {
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  struct stat info {};
+  if (seals < 0 || (seals & kSealsOfChunks) != kSealsOfChunks || ::fstat(fd.get(), &info) != 0) {
+    return Status::internal("the loader sent " + what + " that is not sealed");
+  }
+  return static_cast<uint64_t>(info.st_size);
+}
+
+Status protocol_error(const std::string& what) { return Status::internal("the loader " + what); }
+
+Status exit_status(const siginfo_t& info) {
+  if (info.si_code == CLD_EXITED) {
+    return Status::internal("the loader ended with status " + std::to_string(info.si_status) + " before it was done");
+  }
+  const std::string name = std::to_string(info.si_status);
+  if (info.si_status == SIGKILL) {
+    return Status::resource_exhausted("the loader was killed (signal " + name + ") before it was done: out of memory?");
+  }
+  return Status::internal("the loader was ended by signal " + name + " (" + ::strsignal(info.si_status) + ") before it was done");
+}
+
+/// posix_spawn's attributes and file actions, destroyed with the scope.
+struct SpawnPlan {
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  SpawnPlan() {
+    ::posix_spawn_file_actions_init(&actions);
+    ::posix_spawnattr_init(&attributes);
+  }
+  SpawnPlan(const SpawnPlan&) = delete;
+  SpawnPlan& operator=(const SpawnPlan&) = delete;
+  ~SpawnPlan() {
+    ::posix_spawn_file_actions_destroy(&actions);
+    ::posix_spawnattr_destroy(&attributes);
+  }
+};
+
+}  // namespace
+
+LoaderJob::LoaderJob(boost::asio::io_context& io, const Options& options, Callbacks callbacks)
+    : io_(io), options_(options), callbacks_(std::move(callbacks)), descriptor_(io), exit_(io), stall_timer_(io) {}
+
+LoaderJob::~LoaderJob() {
+  if (descriptor_.is_open()) (void)descriptor_.release();
+  if (pid_ <= 0) return;
+  ::kill(pid_, SIGKILL);
+  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+Result<std::shared_ptr<LoaderJob>> LoaderJob::start(boost::asio::io_context& io, const Options& options, const ipc::Job& job,
+                                                    std::vector<UniqueFd> fds, Callbacks callbacks) {
+  const std::shared_ptr<LoaderJob> self(new LoaderJob(io, options, std::move(callbacks)));
+  self->is_load_ = std::holds_alternative<ipc::LoadJob>(job.kind);
+  WEIGHTD_ASSIGN_OR_RETURN(auto sockets, ipc::socket_pair());
+  ipc::ChannelOptions channel;
+  channel.receive = {kMaxLoaderFrameBytes, ipc::kMaxFdsPerFrame};
+  channel.max_queued_bytes = kMaxLoaderFrameBytes;
+  self->channel_ = std::make_unique<ipc::Channel>(std::move(sockets.first), channel);
+  error_code error;
+  self->descriptor_.assign(self->channel_->fd(), error);
+  if (error) return Status::internal("event loop: " + error.message());
+  WEIGHTD_RETURN_IF_ERROR(self->spawn(std::move(sockets.second)));
+  self->wait_for_exit();
+  self->send_job(job, std::move(fds));
+  self->expect_progress();
+  self->pump();
+  return self;
+}
+
+Status LoaderJob::spawn(UniqueFd child_socket) {
+  SpawnPlan plan;
+  ::posix_spawn_file_actions_addopen(&plan.actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
+  ::posix_spawn_file_actions_addopen(&plan.actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_adddup2(&plan.actions, child_socket.get(), kLoaderSocket);
+  ::posix_spawn_file_actions_addclosefrom_np(&plan.actions, kLoaderSocket + 1);
+  // Signals as after login: the daemon ignores SIGPIPE, and a terminal's Ctrl-C must reach the daemon alone.
+  sigset_t none, ignored;
+  ::sigemptyset(&none);
+  ::sigemptyset(&ignored);
+  ::sigaddset(&ignored, SIGPIPE);
+  ::posix_spawnattr_setsigmask(&plan.attributes, &none);
+  ::posix_spawnattr_setsigdefault(&plan.attributes, &ignored);
+  ::posix_spawnattr_setpgroup(&plan.attributes, 0);
+  ::posix_spawnattr_setflags(&plan.attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  std::string name = "weightd-loader";
+  std::array<char*, 2> arguments = {name.data(), nullptr};
+  const int error = ::posix_spawn(&pid_, options_.program.c_str(), &plan.actions, &plan.attributes, arguments.data(), environ);
+  if (error != 0) {
+    pid_ = 0;
+    return status_from_errno(error, "starting '" + printable(options_.program) + "'");
+  }
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid_, 0)));
+  if (!pidfd.valid()) return status_from_errno(errno, "pidfd_open");
+  error_code failed;
+  exit_.assign(pidfd.get(), failed);
+  if (failed) return Status::internal("event loop: " + failed.message());
+  (void)pidfd.release();
+  return {};
+}
+
+void LoaderJob::wait_for_exit() {
+  exit_.async_wait(Descriptor::wait_read, [self = shared_from_this()](const error_code& error) {
+    if (!error) self->on_exit();
+  });
+}
+
+void LoaderJob::send_job(const ipc::Job& job, std::vector<UniqueFd> fds) {
+  const size_t total = fds.size();
+  for (size_t begin = 0; begin == 0 || begin < total; begin += ipc::kMaxFdsPerFrame) {
+    const size_t count = std::min<size_t>(total - begin, ipc::kMaxFdsPerFrame);
+    std::vector<UniqueFd> part;
+    for (size_t i = 0; i < count; ++i) part.push_back(std::move(fds[begin + i]));
+    if (begin == 0) send({job}, std::move(part));
+    else send({ipc::MoreFdsReply{static_cast<uint32_t>(count)}}, std::move(part));
+  }
+}
+
+void LoaderJob::send(const ipc::LoaderMessage& message, std::vector<UniqueFd> fds) {
+  if (!channel_) return;
+  const Status status = channel_->send({ipc::encode(message), std::move(fds)});
+  if (!status.ok() && status.code() != StatusCode::kUnavailable) fail(status);
+}
+
+void LoaderJob::admit() {
+  if (failure_ || done_) return;
+  admitted_ = true;
+  expect_progress();
+  send({ipc::Admitted{}});
+  pump();
+}
+
+void LoaderJob::cancel(const Status& why) { fail(why); }
+
+/// The process is ended by force; its end is reported by on_exit().
+void LoaderJob::fail(const Status& why) {
+  if (failure_ || done_) return;
+  failure_ = why;
+  memory_ = {};
+  hang_up();
+  if (pid_ > 0) ::kill(pid_, SIGKILL);
+}
+
+void LoaderJob::hang_up() {
+  stall_timer_.cancel();
+  if (descriptor_.is_open()) (void)descriptor_.release();
+  // Not at once: this may be running inside a call of the channel's owner.
+  boost::asio::post(io_, [channel = std::shared_ptr<ipc::Channel>(std::move(channel_))] {});
+}
+
+void LoaderJob::on_exit() {
+  // What it said before it ended still counts.
+  while (channel_ && read_one()) {
+  }
+  siginfo_t info{};
+  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) < 0 && errno == EINTR) {
+  }
+  pid_ = 0;
+  if (!failure_ && !done_) {
+    failure_ = exit_status(info);
+    memory_ = {};
+  }
+  if (channel_) hang_up();
+  exit_.close();
+  callbacks_.ended(failure_.value_or(Status()));
+}
+
+void LoaderJob::expect_progress() {
+  // Between plan and admission it waits for us.
+  if (plan_ && !admitted_) {
+    stall_timer_.cancel();
+    return;
+  }
+  stall_timer_.expires_after(options_.stall);
+  stall_timer_.async_wait([self = shared_from_this()](const error_code& error) {
+    if (error || (self->plan_ && !self->admitted_)) return;
+    self->fail(Status::deadline_exceeded("no progress for " + std::to_string(self->options_.stall.count()) +
+                                         " ms (load_stall_ms), " + human_bytes(self->progress_bytes_) + " done"));
+  });
+}
+
+// --- the talk ------------------------------------------------------------------------------------------------------------
+
+void LoaderJob::pump() {
+  if (!channel_) return;
+  const auto self = shared_from_this();
+  if (channel_->wants_write()) (void)channel_->try_flush();  // its end shows when reading
+  while (channel_ && read_one()) {
+  }
+  if (!channel_) return;
+  if (!read_armed_) {
+    read_armed_ = true;
+    descriptor_.async_wait(Descriptor::wait_read, [self](const error_code& error) {
+      self->read_armed_ = false;
+      if (!error) self->pump();
+    });
+  }
+  if (channel_->wants_write() && !write_armed_) {
+    write_armed_ = true;
+    descriptor_.async_wait(Descriptor::wait_write, [self](const error_code& error) {
+      self->write_armed_ = false;
+      if (!error) self->pump();
+    });
+  }
+}
+
+bool LoaderJob::read_one() {
+  auto received = channel_->try_receive();
+  if (!received.ok()) {
+    // Its end, in order or in the middle of a frame, is explained by its exit status.
+    const StatusCode code = received.status().code();
+    if (code != StatusCode::kUnavailable && code != StatusCode::kCorruption) fail(received.status().with_context("loader"));
+    else hang_up();
+    return false;
+  }
+  if (!received->has_value()) return false;
+  auto message = ipc::decode_loader_message((*received)->body);
+  if (!message.ok()) {
+    fail(message.status().with_context("loader"));
+    return false;
+  }
+  handle(*std::move(message), std::move((*received)->fds));
+  return channel_ != nullptr;
+}
+
+void LoaderJob::handle(ipc::LoaderMessage message, std::vector<UniqueFd> fds) {
+  Status status;
+  if (const auto* plan = std::get_if<ipc::Planned>(&message.body)) {
+    status = on_planned(*plan);
+  } else if (const auto* chunks = std::get_if<ipc::Chunks>(&message.body)) {
+    status = on_chunks(chunks->count, std::move(fds));
+  } else if (const auto* progress = std::get_if<ipc::LoadProgress>(&message.body)) {
+    if (progress->bytes != progress_bytes_) expect_progress();
+    progress_bytes_ = progress->bytes;
+    if (callbacks_.progress) callbacks_.progress(progress->bytes);
+  } else if (const auto* result = std::get_if<ipc::LoadResult>(&message.body)) {
+    status = on_verified(*result, std::move(fds));
+  } else if (const auto* error = std::get_if<Status>(&message.body)) {
+    status = error->ok() ? protocol_error("reported a failure without a reason") : *error;
+  } else if (auto* scrubbed = std::get_if<ipc::VerifiedReply>(&message.body)) {
+    if (is_load_) status = protocol_error("answered a verification that nobody asked for");
+    else {
+      done_ = true;
+      callbacks_.scrubbed(std::move(*scrubbed));
+    }
+  } else {
+    status = protocol_error("sent a message that is not for the daemon");
+  }
+  if (!status.ok()) fail(status);
+}
+
+Status LoaderJob::on_planned(const ipc::Planned& plan) {
+  if (!is_load_ || plan_) return protocol_error("sent a plan out of turn");
+  if (plan.content_id.empty() || plan.resident_bytes < plan.arena_bytes) return protocol_error("sent an impossible plan");
+  plan_ = plan;
+  expect_progress();
+  callbacks_.planned(plan);
+  return {};
+}
+
+Status LoaderJob::on_chunks(uint32_t count, std::vector<UniqueFd> fds) {
+  if (!admitted_ || count == 0 || fds.size() != count || memory_.chunks.size() + count > plan_->chunk_count) {
+    return protocol_error("sent chunks out of turn");
+  }
+  for (UniqueFd& fd : fds) {
+    WEIGHTD_ASSIGN_OR_RETURN(const uint64_t bytes, sealed_size(fd, "a chunk"));
+    held_bytes_ += bytes;
+    if (bytes > plan_->resident_bytes || held_bytes_ > plan_->resident_bytes) return protocol_error("sent more than it had planned");
+    memory_.chunks.push_back(std::move(fd));
+    memory_.chunk_bytes.push_back(bytes);
+  }
+  expect_progress();
+  send({ipc::Received{static_cast<uint32_t>(memory_.chunks.size())}});
+  if (memory_.chunks.size() == plan_->chunk_count && callbacks_.uploaded) callbacks_.uploaded();
+  return {};
+}
+
+Status LoaderJob::on_verified(const ipc::LoadResult& result, std::vector<UniqueFd> fds) {
+  if (!admitted_ || fds.size() != 1 || memory_.chunks.size() != plan_->chunk_count) return protocol_error("reported success out of turn");
+  if (result.chunk_bytes != memory_.chunk_bytes || held_bytes_ != plan_->resident_bytes) {
+    return protocol_error("sent chunks of other sizes than it says");
+  }
+  WEIGHTD_ASSIGN_OR_RETURN(const uint64_t table_bytes, sealed_size(fds.front(), "a table"));
+  if (table_bytes != result.table_bytes || table_bytes > ipc::kMaxTableBytes) return protocol_error("sent a table of another size than it says");
+  memory_.table = std::move(fds.front());
+  memory_.table_bytes = table_bytes;
+  done_ = true;
+  stall_timer_.cancel();
+  callbacks_.verified(std::move(memory_));
+  memory_ = {};
+  hang_up();
+  return {};
+}
+
+}  // namespace weightd::daemon
