@@ -133,7 +133,6 @@ Status run(const AttachArguments& arguments, cli::Output& output) {
   for (uint64_t i = 0; i < arguments.count; ++i) {
     const Status status = round_trip(arguments, tensor, scratch, measured);
     if (status.ok()) continue;
-    if (status.code() == StatusCode::kUnavailable) output.set_hint("is the daemon running? --socket names another data socket");
     if (status.code() == StatusCode::kNotFound) output.set_hint("'weightctl models' lists what can be attached to");
     return status;
   }
@@ -153,17 +152,16 @@ Status run(const AttachArguments& arguments, cli::Output& output) {
 
 void add_attach(cli::Program& program) {
   const auto arguments = std::make_shared<AttachArguments>();
-  program
-      .verb(
-          "attach",
-          "Time how a worker starts, over and over with a fresh connection: connect, acquire (from the request until the model is "
-          "mapped), look a tensor up, decode it for the first time, release.")
+  program.verb("attach", "Time how a worker starts")
       .text("--model", "NAME", &arguments->model, "Model to attach to")
       .required()
       .number("--count", &arguments->count, 1, 1'000'000, "Rounds (default: 100)")
       .text("--tensor", "NAME", &arguments->tensor, "Tensor to decode (default: the first coded one)")
       .text("--socket", "PATH", &arguments->socket, "Data socket (default: $WEIGHTD_SOCKET or /run/weightd/weightd.sock)")
       .duration("--timeout", &arguments->timeout, "Longest wait for each answer of the daemon (default: 10 s)")
+      .details(
+          "Each round is a fresh connection: connect, acquire (from the request until the model is mapped), look a tensor up, "
+          "decode it for the first time, release.")
       .example("weightbench attach --model llama-8b --count 1000")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

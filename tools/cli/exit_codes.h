@@ -43,7 +43,7 @@ inline constexpr std::array<ExitCodeInfo, 13> kExitCodes = {{
     {ExitCode::kTimedOut, "the time limit passed"},
     {ExitCode::kExhausted, "not enough disk, memory, budget or descriptors"},
     {ExitCode::kRefused, "not in this state: taken, in use, changed meanwhile or cancelled"},
-    {ExitCode::kInterrupted, "ended by SIGINT (SIGTERM: 143); nothing half-made was left"},
+    {ExitCode::kInterrupted, "ended by SIGINT (SIGTERM: 143); nothing half-made is left"},
     {ExitCode::kPipeClosed, "the reader of the output went away"},
 }};
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
 #include <exception>
 #include <list>
@@ -53,6 +54,26 @@ std::string real_text(double value) {
 std::string one_line(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
   return printable(text, 1000);
+}
+
+std::string wrapped(const std::string& text) {
+  constexpr size_t kColumns = 100;
+  std::string out;
+  size_t column = 0;
+  for (size_t at = 0; at < text.size();) {
+    const size_t end = std::min(text.find(' ', at), text.size());
+    if (column > 0 && column + 1 + (end - at) > kColumns) {
+      out += "\n";
+      column = 0;
+    } else if (column > 0) {
+      out += " ";
+      ++column;
+    }
+    out.append(text, at, end - at);
+    column += end - at;
+    at = end + 1;
+  }
+  return out + "\n";
 }
 
 }  // namespace
@@ -133,8 +154,13 @@ Verb& Verb::required() {
   return *this;
 }
 
+Verb& Verb::details(const std::string& text) {
+  app_->footer(wrapped(text) + app_->get_footer());
+  return *this;
+}
+
 Verb& Verb::example(const std::string& line) {
-  app_->footer("\nExample:\n  " + line);
+  app_->footer(app_->get_footer() + (app_->get_footer().empty() ? "" : "\n") + "Example:\n  " + line);
   return *this;
 }
 
@@ -166,6 +192,27 @@ struct Program::State {
     return Status::internal("no verb was parsed");
   }
 
+  void print_version() {
+    Json builds = Json::array();
+    for (const std::string& line : version_lines) {
+      output.print(line + "\n");
+      builds.push(line);
+    }
+    Json document = Json::document();
+    document.set("builds", std::move(builds));
+    output.emit(document);
+  }
+
+  /// One line about what could not be parsed.
+  Status usage_error(const CLI::ParseError& error) {
+    const std::vector<std::string> extras = app.remaining(true);
+    if (error.get_exit_code() != static_cast<int>(CLI::ExitCodes::ExtrasError) || extras.empty()) {
+      return Status::invalid_argument(one_line(error.what()));
+    }
+    const bool verb_wanted = app.get_subcommands().empty() && !extras.front().starts_with("-");
+    return Status::invalid_argument((verb_wanted ? "no verb '" : "unexpected argument '") + printable(extras.front()) + "'");
+  }
+
   CLI::App app;
   Output output;
   std::vector<std::string> version_lines;
@@ -179,20 +226,19 @@ Program::Program(std::string name, const std::string& description, std::vector<s
   CLI::App& app = state_->app;
   app.get_formatter()->column_width(34);
   app.get_formatter()->label("SUBCOMMAND", "VERB");
-  app.get_formatter()->label("Subcommands", "Verbs");
   app.get_formatter()->label("REQUIRED", "(required)");
   app.set_help_flag("-h,--help", "Print this help and exit");
   app.add_flag("--version", state_->version, "Print version and commit and exit");
   app.add_flag("--json", state_->output.json, "Print JSON for programs instead of text for people");
   app.add_flag("--quiet", state_->output.quiet, "Print nothing but errors");
   app.require_subcommand(0, 1);
-  app.footer("\n'" + name + " VERB --help' tells more about a verb.\n\n" + exit_codes_help());
+  app.footer("'" + name + " VERB --help' tells more about a verb.\n\n" + exit_codes_help());
 }
 
 Program::~Program() = default;
 
-Verb Program::verb(const std::string& name, const std::string& description) {
-  CLI::App* app = state_->app.add_subcommand(name, description);
+Verb Program::verb(const std::string& name, const std::string& summary) {
+  CLI::App* app = state_->app.add_subcommand(name, summary)->group("Verbs");
   app->add_flag("--json", state_->output.json, "Print JSON for programs instead of text for people");
   app->add_flag("--quiet", state_->output.quiet, "Print nothing but errors");
   State::Entry& entry = state_->verbs.emplace_back();
@@ -208,7 +254,7 @@ int Program::main(int argc, const char* const* argv) {
   try {
     state.app.parse(argc, argv);
     if (state.version) {
-      for (const std::string& line : state.version_lines) state.output.print(line + "\n");
+      state.print_version();
     } else if (state.app.get_subcommands().empty()) {
       status = Status::invalid_argument("no verb given");
     } else {
@@ -218,7 +264,7 @@ int Program::main(int argc, const char* const* argv) {
     state.output.json = state.output.quiet = false;
     state.output.print(state.app.help());
   } catch (const CLI::ParseError& e) {
-    status = Status::invalid_argument(one_line(e.what()));
+    status = state.usage_error(e);
     for (const CLI::App* parsed : state.app.get_subcommands()) verb = parsed->get_name();
   }
   if (status.code() == StatusCode::kInvalidArgument && !state.output.has_hint()) {

@@ -33,6 +33,8 @@ class Verb {
   Verb& duration(const std::string& name, std::chrono::milliseconds* value, const std::string& help);
   /// The last option added must be given.
   Verb& required();
+  /// What there is to say beyond the summary; a paragraph below the options.
+  Verb& details(const std::string& text);
   /// One command line that works, shown at the end of the verb's help.
   Verb& example(const std::string& line);
   Verb& run(std::function<Status(Output&)> function);
@@ -52,8 +54,8 @@ class Program {
   Program& operator=(const Program&) = delete;
   ~Program();
 
-  /// Adds a verb; it has --json and --quiet from the start.
-  Verb verb(const std::string& name, const std::string& description);
+  /// Adds a verb; it has --json and --quiet from the start. `summary` is one short line.
+  Verb verb(const std::string& name, const std::string& summary);
 
   /// Parses, runs the verb, says what failed, and gives the process's exit code. Ends by the signal itself when one interrupted
   /// the verb. Exceptions of libraries become errors here.

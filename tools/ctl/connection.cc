@@ -13,8 +13,6 @@ namespace {
 
 std::string advice(StatusCode code) {
   switch (code) {
-    case StatusCode::kUnavailable:
-      return "is the daemon running? 'systemctl status weightd' tells; --socket names another control socket";
     case StatusCode::kPermissionDenied:
       return "run as root, or as a member of the group that may administer the daemon";
     case StatusCode::kNotFound:

@@ -21,7 +21,7 @@ Status run(const Connection& connection, cli::Output& output) {
 
 void add_leases(cli::Program& program) {
   const auto connection = std::make_shared<Connection>();
-  cli::Verb verb = program.verb("leases", "List who holds which model: process, user, age, and whether the lease is an orphan.");
+  cli::Verb verb = program.verb("leases", "List who holds which model");
   add_connection_options(verb, connection.get());
   verb.example("weightctl leases").run([connection](cli::Output& output) { return run(*connection, output); });
 }

@@ -93,16 +93,16 @@ Status run(const LoadArguments& arguments, cli::Output& output) {
 
 void add_load(cli::Program& program) {
   const auto arguments = std::make_shared<LoadArguments>();
-  cli::Verb verb = program.verb("load",
-                                "Load a bundle under a name; returns when it is published. When the name has this content already, "
-                                "nothing happens and that is success.");
+  cli::Verb verb = program.verb("load", "Load a bundle under a name");
   verb.positional("NAME", &arguments->name, "Name that clients ask for")
       .positional("PATH", &arguments->path, "Bundle; the daemon must be able to read it")
       .text("--device", "UUID", &arguments->device, "GPU by UUID, or host (default: the only one)");
   add_connection_options(verb, &arguments->connection);
-  verb.example("weightctl load llama-8b /srv/models/llama-8b.wpk").run([arguments](cli::Output& output) {
-    return run(*arguments, output);
-  });
+  verb.details(
+          "Returns when the model is published. When the name has this content already, nothing happens and that is success; when "
+          "it has another, exit code 10.")
+      .example("weightctl load llama-8b /srv/models/llama-8b.wpk")
+      .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }
 
 }  // namespace weightd::tools

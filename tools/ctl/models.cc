@@ -23,7 +23,7 @@ Status run(const Connection& connection, cli::Output& output) {
 
 void add_models(cli::Program& program) {
   const auto connection = std::make_shared<Connection>();
-  cli::Verb verb = program.verb("models", "List the models: generation, state, sizes, leases, content id.");
+  cli::Verb verb = program.verb("models", "List the models");
   add_connection_options(verb, connection.get());
   verb.example("weightctl models --json").run([connection](cli::Output& output) { return run(*connection, output); });
 }

@@ -79,7 +79,7 @@ Status run(const Connection& connection, cli::Output& output) {
 
 void add_status(cli::Program& program) {
   const auto connection = std::make_shared<Connection>();
-  cli::Verb verb = program.verb("status", "Show the daemon, the memory of each device and all models.");
+  cli::Verb verb = program.verb("status", "Show the daemon, its devices and models");
   add_connection_options(verb, connection.get());
   verb.example("weightctl status").run([connection](cli::Output& output) { return run(*connection, output); });
 }

@@ -45,14 +45,15 @@ Status run(const UnloadArguments& arguments, cli::Output& output) {
 
 void add_unload(cli::Program& program) {
   const auto arguments = std::make_shared<UnloadArguments>();
-  cli::Verb verb =
-      program.verb("unload",
-                   "Take a model out of service: no new leases, memory freed after the last one. Returns when it is freed, or "
-                   "after the time limit with exit code 8 and who holds it; it goes on draining then.");
+  cli::Verb verb = program.verb("unload", "Take a model out of service");
   verb.positional("NAME", &arguments->name, "Model")
       .text("--device", "UUID", &arguments->device, "Only on this GPU, or host (default: the only one)");
   add_connection_options(verb, &arguments->connection);
-  verb.example("weightctl unload llama-8b --timeout 5m").run([arguments](cli::Output& output) { return run(*arguments, output); });
+  verb.details(
+          "No new leases; the memory is freed after the last one. Returns when it is freed, or after the time limit with exit code "
+          "8 and the list of who holds it; the model goes on draining then.")
+      .example("weightctl unload llama-8b --timeout 5m")
+      .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }
 
 }  // namespace weightd::tools

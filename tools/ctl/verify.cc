@@ -60,11 +60,12 @@ Status run(const VerifyArguments& arguments, cli::Output& output) {
 
 void add_verify(cli::Program& program) {
   const auto arguments = std::make_shared<VerifyArguments>();
-  cli::Verb verb =
-      program.verb("verify", "Hash the resident bytes of a model and compare with what was loaded. Exit code 3 when they changed.");
+  cli::Verb verb = program.verb("verify", "Hash the resident bytes of a model and compare");
   verb.positional("NAME", &arguments->name, "Model");
   add_connection_options(verb, &arguments->connection);
-  verb.example("weightctl verify llama-8b").run([arguments](cli::Output& output) { return run(*arguments, output); });
+  verb.details("Compares with the hashes of the bundle. Exit code 3 when bytes changed since the load.")
+      .example("weightctl verify llama-8b")
+      .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }
 
 }  // namespace weightd::tools

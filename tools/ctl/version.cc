@@ -32,10 +32,11 @@ Status run(const Connection& connection, cli::Output& output) {
 
 void add_version(cli::Program& program) {
   const auto connection = std::make_shared<Connection>();
-  cli::Verb verb =
-      program.verb("version", "Show the builds of this program, of its library and of the daemon. Exit code 7 without a daemon.");
+  cli::Verb verb = program.verb("version", "Show the builds of program, library and daemon");
   add_connection_options(verb, connection.get());
-  verb.example("weightctl version").run([connection](cli::Output& output) { return run(*connection, output); });
+  verb.details("Without a daemon: the first two, and exit code 7.")
+      .example("weightctl version")
+      .run([connection](cli::Output& output) { return run(*connection, output); });
 }
 
 }  // namespace weightd::tools

@@ -226,12 +226,12 @@ Status run(const std::string& path, cli::Output& output) {
 
 void add_inspect(cli::Program& program) {
   const auto path = std::make_shared<std::string>();
-  program
-      .verb("inspect",
-            "Show what a bundle holds: each tensor with its encoding and sizes, then totals, residency, ids and source files. "
-            "Reads and "
-            "checks header and manifest only.")
+  program.verb("inspect", "Show what a bundle holds")
       .positional("BUNDLE", path.get(), "Bundle to read")
+      .details(
+          "Prints each tensor with its encoding and sizes, then totals, residency, ids and source files. Reads and checks header "
+          "and manifest only. Parts of a merged matrix take bytes in proportion to their rows, the last part the rest, so that the "
+          "sums are exact; equal tensors are counted once.")
       .example("weightpack inspect llama-8b.wpk --json")
       .run([path](cli::Output& output) { return run(*path, output); });
 }

@@ -94,11 +94,7 @@ Status run(const PackArguments& arguments, cli::Output& output) {
 
 void add_pack(cli::Program& program) {
   const auto arguments = std::make_shared<PackArguments>();
-  program
-      .verb(
-          "pack",
-          "Pack a checkpoint into a bundle. BF16 matrices are coded where that pays, everything else is stored as it is; what was "
-          "written is decoded and compared bit for bit before the bundle gets its name.")
+  program.verb("pack", "Pack a checkpoint into a bundle")
       .positional("CHECKPOINT", &arguments->checkpoint, std::string(kCheckpointHelp))
       .positional("BUNDLE", &arguments->bundle, "File to write, usually NAME.wpk; replaced when it exists")
       .choice("--encoding", &arguments->encoding, {"f12", "raw"},
@@ -108,6 +104,9 @@ void add_pack(cli::Program& program) {
       .flag("--include-unindexed", &arguments->include_unindexed,
             "Make files and tensors that the index does not name part of the model")
       .number("--threads", &arguments->threads, 1, kMaxThreads, std::string(kThreadsHelp))
+      .details(
+          "BF16 matrices are coded where that pays, everything else is stored as it is. What was written is read back, decoded and "
+          "compared bit for bit with the checkpoint before the bundle gets its name.")
       .example("weightpack pack Llama-3.1-8B/ llama-8b.wpk")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

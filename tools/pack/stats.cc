@@ -319,15 +319,13 @@ Status run(const StatsArguments& arguments, cli::Output& output) {
 
 void add_stats(cli::Program& program) {
   const auto arguments = std::make_shared<StatsArguments>();
-  program
-      .verb("stats",
-            "Tell how compressible the weights are, by class of tensor: entropies in bits per BF16 weight (order 0, over all "
-            "weights of "
-            "the class; joint is the floor for coders without context), the share of weights outside the best f12 window of their "
-            "row, "
-            "f12's bits per weight, and where Inf and NaN are. For a bundle also the bits that are stored.")
+  program.verb("stats", "Tell how compressible the weights are")
       .positional("PATH", &arguments->path, "Checkpoint (folder, .safetensors or its index) or bundle")
       .number("--threads", &arguments->threads, 1, kMaxThreads, std::string(kThreadsHelp))
+      .details(
+          "By class of tensor: entropies in bits per BF16 weight (order 0, over all weights of the class; joint is the floor for "
+          "coders without context), the share of weights outside the best f12 window of their row (escapes), the bits per weight "
+          "of f12, and where Inf and NaN are. For a bundle also the bits that are stored.")
       .example("weightpack stats Llama-3.1-8B/")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

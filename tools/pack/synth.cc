@@ -56,12 +56,7 @@ Status run(const SynthArguments& arguments, cli::Output& output) {
 
 void add_synth(cli::Program& program) {
   const auto arguments = std::make_shared<SynthArguments>();
-  program
-      .verb("synth",
-            "Write a checkpoint with the names and shapes of a published model and synthetic weights: Gaussian with a lognormal "
-            "scale per "
-            "row, which gives the exponent statistics of trained models. For tests and benchmarks; the same seed gives the same "
-            "bytes.")
+  program.verb("synth", "Write a checkpoint of synthetic weights")
       .positional("FOLDER", &arguments->folder, "Folder to write to; made when missing, must be empty")
       .choice("--arch", &arguments->arch, architecture_names(), "Whose names and shapes")
       .required()
@@ -72,6 +67,9 @@ void add_synth(cli::Program& program) {
       .real("--row-scale-sigma", &arguments->row_scale_sigma, 0, 4,
             "Spread of the row scales, in natural logarithms (default: 0.3)")
       .number("--threads", &arguments->threads, 1, kMaxThreads, std::string(kThreadsHelp))
+      .details(
+          "Names and shapes are those of a published model. The weights are Gaussian with a lognormal scale per row, which gives "
+          "the exponent statistics of trained models. For tests and benchmarks; the same options give the same bytes.")
       .example("weightpack synth /tmp/llama --arch llama-3.1-8b --layers 2 --seed 1")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

@@ -36,12 +36,11 @@ Status run(const UnpackArguments& arguments, cli::Output& output) {
 
 void add_unpack(cli::Program& program) {
   const auto arguments = std::make_shared<UnpackArguments>();
-  program
-      .verb("unpack",
-            "Restore the files that a bundle was packed from, byte for byte; each gets its name once its SHA-256 is right.")
+  program.verb("unpack", "Restore the files that a bundle was packed from")
       .positional("BUNDLE", &arguments->bundle, "Bundle to read")
       .positional("FOLDER", &arguments->folder, "Folder to write to; made when missing, must be empty")
       .number("--threads", &arguments->threads, 1, kMaxThreads, std::string(kThreadsHelp))
+      .details("The files come back byte for byte, index included; each gets its name once its SHA-256 is right.")
       .example("weightpack unpack llama-8b.wpk restored/")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

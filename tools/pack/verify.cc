@@ -47,15 +47,14 @@ Status run(const VerifyArguments& arguments, cli::Output& output) {
 
 void add_verify(cli::Program& program) {
   const auto arguments = std::make_shared<VerifyArguments>();
-  program
-      .verb(
-          "verify",
-          "Check a bundle: every checksum, every decoded tensor, the bytes that will be resident. With a checkpoint, compare every "
-          "tensor with it bit for bit. Exit code 3 when something differs.")
+  program.verb("verify", "Check a bundle, by itself or against its checkpoint")
       .positional("BUNDLE", &arguments->bundle, "Bundle to check")
       .optional_positional("CHECKPOINT", &arguments->checkpoint, std::string(kCheckpointHelp))
       .flag("--deep", &arguments->deep, "Check the SHA-256 of every section too")
       .number("--threads", &arguments->threads, 1, kMaxThreads, std::string(kThreadsHelp))
+      .details(
+          "Checks every checksum, every decoded tensor, and the bytes that would be resident. With a checkpoint, compares every "
+          "tensor with it bit for bit and names the first difference. Exit code 3 when something is wrong.")
       .example("weightpack verify llama-8b.wpk Llama-3.1-8B/ --deep")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }
