@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+
+#include "kernels/launch.h"
+#include "kernels/tile.cuh"
+
+namespace weightd::kernels {
+namespace {
+
+constexpr uint32_t kWarps = f12::kGroupTiles;  // a block takes a group, a warp one of its tiles
+constexpr uint32_t kMaxGridY = 65535;
+
+struct DecompressArgs {
+  F12DeviceMatrix w;
+  uint64_t tiles, groups;  // per unit
+  uint64_t first_unit, unit_count;
+  uint64_t begin, end;  // rows
+  uint16_t* out;
+  int64_t out_stride;
+  bool vector_out;
+};
+
+/// Eight columns of one row.
+__device__ __forceinline__ void store_piece(const DecompressArgs& args, uint64_t row, uint64_t column, uint4 piece) {
+  if (row < args.begin || row >= args.end || column >= args.w.k) return;
+  uint16_t* out = args.out + static_cast<int64_t>(row - args.begin) * args.out_stride + static_cast<int64_t>(column);
+  if (args.vector_out && column + 8 <= args.w.k) {
+    *reinterpret_cast<uint4*>(out) = piece;
+    return;
+  }
+  const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (uint32_t i = 0; i < 8; ++i) {
+    if (column + i < args.w.k) out[i] = static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2)));
+  }
+}
+
+__global__ void __launch_bounds__(32 * kWarps, 5) decompress_kernel(const __grid_constant__ DecompressArgs args) {
+  __shared__ uint4 scratch[kWarps][kScratchVectors];
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t lane = threadIdx.x % 32;
+  const uint64_t group = blockIdx.x;
+  const uint64_t tile = group * f12::kGroupTiles + warp;
+  if (tile >= args.tiles) return;
+  for (uint64_t index = blockIdx.y; index < args.unit_count; index += gridDim.y) {
+    const uint64_t unit = args.first_unit + index;
+    uint4 v[F12Tile::kVectors];
+    load_tile<F12Tile>(args.w.codes + (unit * args.tiles + tile) * f12::kTileBytes, lane, v);
+    const F12Tile::Windows windows = F12Tile::load_windows(args.w, unit, lane);
+    const Record record = Record::load(args.w.records + (unit * args.groups + group) * f12::kRecordBytes);
+    const Fragments f = F12Tile::decode(v, windows, [&](uint4& ha, uint4& hb) {
+      patch_tile(record, warp, args.w, ptx::shared_address(scratch[warp]), lane, ha, hb);
+    });
+
+    // Lane q of a row holds word q of each 16-byte piece (j, s); after the transposition it holds pieces q and 4 + q.
+    const uint64_t row = unit * f12::kUnitRows + lane / 4;
+    const uint64_t column = tile * f12::kTileCols + 8 * (lane % 4);
+#pragma unroll
+    for (uint32_t half = 0; half < 2; ++half) {
+#pragma unroll
+      for (uint32_t b = 0; b < 2; ++b) {  // rows g, g + 8
+        uint4 piece = {f.a[2 * half][b], f.a[2 * half][2 + b], f.a[2 * half + 1][b], f.a[2 * half + 1][2 + b]};
+        transpose_quad(lane, piece.x, piece.y, piece.z, piece.w);
+        store_piece(args, row + 8 * b, column + 32 * half, piece);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+Status launch_decompress(const F12DeviceMatrix& w, uint64_t begin, uint64_t end, uint16_t* out, int64_t out_stride,
+                         cudaStream_t stream) {
+  WEIGHTD_RETURN_IF_ERROR(check_matrix(w, "launch_decompress"));
+  if (begin > end || end > w.n) return Status::invalid_argument("launch_decompress: the rows are not inside the weight");
+  WEIGHTD_RETURN_IF_ERROR(check_bf16(out, end - begin, w.k, out_stride, true, "launch_decompress", "out"));
+  if (begin == end || w.k == 0) return {};
+  const f12::Geometry geometry{w.n, w.k, 1};
+  DecompressArgs args{};
+  args.w = w;
+  args.tiles = geometry.tiles();
+  args.groups = geometry.groups();
+  args.first_unit = begin / f12::kUnitRows;
+  args.unit_count = (end - 1) / f12::kUnitRows + 1 - args.first_unit;
+  args.begin = begin;
+  args.end = end;
+  args.out = out;
+  args.out_stride = out_stride;
+  args.vector_out = vector_aligned(out, out_stride);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<uint32_t>(args.groups), static_cast<uint32_t>(std::min<uint64_t>(args.unit_count, kMaxGridY)));
+  config.blockDim = dim3(32 * kWarps);
+  config.stream = stream;
+  return status_from_cuda(cudaLaunchKernelEx(&config, decompress_kernel, args), "launch_decompress");
+}
+
+}  // namespace weightd::kernels

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/gemm_bulk.cuh"
+#include "kernels/gemm_direct.cuh"
+#include "kernels/gemm_launch.h"
+
+namespace weightd::kernels {
+
+/// Instantiates the kernels of one tile format.
+template <typename Tile>
+GemmKernels kernel_table() {
+  const auto address = [](auto* kernel) { return reinterpret_cast<const void*>(kernel); };
+  return {{address(gemm_direct_kernel<Tile, 1>), address(gemm_direct_kernel<Tile, 2>), address(gemm_direct_kernel<Tile, 4>),
+           address(gemm_direct_kernel<Tile, 8>)},
+          {address(gemm_bulk_kernel<Tile, 1>), address(gemm_bulk_kernel<Tile, 2>), address(gemm_bulk_kernel<Tile, 4>),
+           address(gemm_bulk_kernel<Tile, 8>)},
+          Tile::kBytes};
+}
+
+}  // namespace weightd::kernels
