@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/rpc.h"
 
+#include <poll.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
 #include <limits>
 #include <utility>
@@ -134,15 +137,28 @@ Status Rpc::check_peer_version() {
 
 Result<ipc::Frame> Rpc::receive(ipc::Deadline deadline, const std::function<void()>& meanwhile) {
   while (true) {
-    const ipc::Deadline slice = meanwhile ? std::min(deadline, ipc::Clock::now() + kMeanwhileEvery) : deadline;
-    Result<ipc::Frame> frame = channel_->receive(slice);
+    Result<std::optional<ipc::Frame>> frame = channel_->try_receive();
+    // First: a daemon of another version may say no more than its preamble, or something that we cannot read.
     WEIGHTD_RETURN_IF_ERROR(check_peer_version());
-    if (frame.ok()) return frame;
-    if (frame.status().code() != StatusCode::kDeadlineExceeded) return lose(frame.status());
+    if (!frame.ok()) return lose(frame.status());
+    if (frame->has_value()) return std::move(**frame);
     if (ipc::Clock::now() >= deadline) return Status::deadline_exceeded("the daemon did not answer in time");
-    meanwhile();
+    if (meanwhile) meanwhile();
     if (lost()) return failure_;
+    WEIGHTD_RETURN_IF_ERROR(wait(meanwhile ? std::min(deadline, ipc::Clock::now() + kMeanwhileEvery) : deadline));
   }
+}
+
+// Until something can be read, or `until`. What is queued is written as the socket takes it.
+Status Rpc::wait(ipc::Deadline until) {
+  pollfd polled{channel_->fd(), POLLIN, 0};
+  if (channel_->wants_write()) polled.events |= POLLOUT;
+  const auto left = std::chrono::ceil<milliseconds>(until - ipc::Clock::now()).count();
+  const int ready = ::poll(&polled, 1, static_cast<int>(std::clamp<milliseconds::rep>(left, 0, std::numeric_limits<int>::max())));
+  if (ready < 0 && errno != EINTR) return lose(status_from_errno(errno, "poll"));
+  // A failed write tells less than what can still be read.
+  if (ready > 0 && (polled.revents & POLLOUT) != 0) (void)channel_->try_flush();
+  return {};
 }
 
 Result<Rpc::Reply> Rpc::answer_to(uint64_t id, ipc::Deadline deadline, const std::function<void()>& meanwhile) {

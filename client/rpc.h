@@ -69,6 +69,7 @@ class Rpc {
   explicit Rpc(UniqueFd socket);
   Status send(uint64_t id, const RequestBody& body, ipc::Deadline deadline);
   [[nodiscard]] Result<ipc::Frame> receive(ipc::Deadline deadline, const std::function<void()>& meanwhile);
+  Status wait(ipc::Deadline until);
   [[nodiscard]] Result<Reply> answer_to(uint64_t id, ipc::Deadline deadline, const std::function<void()>& meanwhile);
   Status gather_fds(uint64_t id, Reply& reply, uint32_t count, ipc::Deadline deadline);
   Status sort_in(const ipc::Frame& frame, ipc::Response response);
