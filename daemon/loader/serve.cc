@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <iterator>
+#include <utility>
+
+#include "base/text.h"
+#include "daemon/loader/jobs.h"
+#include "daemon/loader/reporter.h"
+
+namespace weightd::loader {
+namespace {
+
+struct ReceivedJob {
+  ipc::Job job;
+  std::vector<UniqueFd> fds;
+};
+
+void take(std::vector<UniqueFd>& to, std::vector<UniqueFd>& from) {
+  to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
+}
+
+Result<ReceivedJob> receive_job(ipc::Channel& channel) {
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::Frame frame, channel.receive(kNever));
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::LoaderMessage message, ipc::decode_loader_message(frame.body));
+  auto* job = std::get_if<ipc::Job>(&message.body);
+  if (job == nullptr) return Status::internal("the daemon's first message is not a job");
+  ReceivedJob received{std::move(*job), {}};
+  take(received.fds, frame.fds);
+  while (received.fds.size() < received.job.fd_count) {
+    WEIGHTD_ASSIGN_OR_RETURN(ipc::Frame more, channel.receive(kNever));
+    WEIGHTD_ASSIGN_OR_RETURN(const ipc::LoaderMessage next, ipc::decode_loader_message(more.body));
+    if (!std::holds_alternative<ipc::MoreFdsReply>(next.body) || more.fds.empty()) {
+      return Status::internal("the daemon did not send all descriptors of the job");
+    }
+    take(received.fds, more.fds);
+  }
+  if (received.fds.size() != received.job.fd_count) return Status::internal("the daemon sent more descriptors than it announced");
+  return received;
+}
+
+Status run_job(ipc::Channel& channel, ReceivedJob received) {
+  if (received.job.backend != "host") {
+    return Status::unsupported("backend '" + printable(received.job.backend) + "': this loader has no GPU support");
+  }
+  const auto backend = make_host_backend();
+  if (std::holds_alternative<ipc::VerifyJob>(received.job.kind)) {
+    return run_verify(channel, received.job, std::move(received.fds), *backend);
+  }
+  if (received.fds.size() != 1) return Status::internal("a load job comes with one descriptor");
+  return run_load(channel, received.job, std::move(received.fds.front()), *backend);
+}
+
+}  // namespace
+
+Status serve_job(ipc::Channel& channel) {
+  auto received = receive_job(channel);
+  Status status = received.ok() ? run_job(channel, *std::move(received)) : received.status();
+  if (status.ok()) return status;
+  Status report = status;
+  if (report.message().size() > ipc::kMaxTextBytes) {
+    report = Status(status.code(), printable(status.message(), ipc::kMaxTextBytes / 2));
+  }
+  (void)send(channel, {report});  // without the daemon there is nobody to tell
+  return status;
+}
+
+}  // namespace weightd::loader
