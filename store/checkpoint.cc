@@ -306,7 +306,7 @@ Result<std::vector<OpenFile>> open_shards(const Index& index, const std::vector<
                           " (an incomplete download?)");
 }
 
-Status check_all_found(const Index& index, const Placements& placements, const std::vector<std::string>& shards) {
+Status check_all_found(const Index& index, const Placements& placements) {
   uint64_t absent = 0;
   const IndexEntry* first = nullptr;
   for (const IndexEntry& item : index.weight_map) {
@@ -314,8 +314,7 @@ Status check_all_found(const Index& index, const Placements& placements, const s
     if (absent++ == 0) first = &item;
   }
   if (first == nullptr) return {};
-  const std::string more =
-      absent == 1 ? "" : " (and " + std::to_string(absent - 1) + " more of " + count_of(shards.size(), "shard") + ")";
+  const std::string more = absent == 1 ? "" : " (and " + count_of(absent - 1, "more tensor") + " likewise)";
   return Status::corruption(shown(join(index.folder, index.name)) + ": tensor " + in_quotes(first->tensor) + " is given to shard " +
                             in_quotes(first->shard) + ", which does not hold it" + more);
 }
@@ -430,7 +429,7 @@ Result<Checkpoint> open_indexed(Index index, const std::vector<std::string>& fol
     checkpoint.files.push_back(std::move(file));
     append_tensors(checkpoint, [&](const std::string& name) { return unindexed.take(name, i); });
   }
-  WEIGHTD_RETURN_IF_ERROR(check_all_found(index, placements, shards));
+  WEIGHTD_RETURN_IF_ERROR(check_all_found(index, placements));
   std::vector<std::string> others;
   std::set_difference(folder_files.begin(), folder_files.end(), shards.begin(), shards.end(), std::back_inserter(others));
   if (std::binary_search(others.begin(), others.end(), "model.safetensors")) {

@@ -389,7 +389,7 @@ TEST(CheckpointIndex, NamesATensorThatTheShardLacks) {
   testing::write_sharded(dir.path(), {{"s1.safetensors", one_tensor("a", kOnes)}, {"s2.safetensors", one_tensor("b", kTwos)}},
                          {{"a", "s1.safetensors"}, {"b", "s1.safetensors"}, {"ghost", "s2.safetensors"}});
   expect_refused(dir.path(), StatusCode::kCorruption,
-                 "tensor 'b' is given to shard 's1.safetensors', which does not hold it (and 1 more");
+                 "tensor 'b' is given to shard 's1.safetensors', which does not hold it (and 1 more tensor likewise)");
 }
 
 TEST(CheckpointIndex, CO_025_ShardNamesComeFromTheIndexAlone) {
