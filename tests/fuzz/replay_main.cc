@@ -10,7 +10,8 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
 
-/// replay CORPUS...: feeds every file of the folders, in the order of their names. 0 when each folder had one at least and none crashed.
+/// replay CORPUS...: feeds every file of the folders, in the order of their names. 0 when each folder had one at least and none
+/// crashed.
 int main(int argc, char** argv) {
   if (argc < 2) {
     std::fprintf(stderr, "usage: %s CORPUS_FOLDER...\n", argv[0]);

@@ -167,10 +167,10 @@ TEST(Channel, FrameHeadersOutsideTheLimitsEndTheConnection) {
     const auto raw = encode_frame_header({bytes, fds});
     return std::vector<std::byte>(raw.begin(), raw.end());
   };
-  for (const Violation& violation : {Violation{"no body", header(0, 0)}, Violation{"odd size", header(12, 0)},
-                                     Violation{"too large", header((1U << 20) + 8, 0)}, Violation{"largest", header(0xFFFFFFF8U, 0)},
-                                     Violation{"fds announced, none sent", header(8, 1)},
-                                     Violation{"reserved bits", test::to_bytes({8, 0, 0, 0, 0, 0, 1, 0})}}) {
+  for (const Violation& violation :
+       {Violation{"no body", header(0, 0)}, Violation{"odd size", header(12, 0)}, Violation{"too large", header((1U << 20) + 8, 0)},
+        Violation{"largest", header(0xFFFFFFF8U, 0)}, Violation{"fds announced, none sent", header(8, 1)},
+        Violation{"reserved bits", test::to_bytes({8, 0, 0, 0, 0, 0, 1, 0})}}) {
     auto ends = RawAndChannel::make(accepting_fds(4));
     send_raw(ends.raw.get(), violation.bytes);
     const Status status = ends.channel.try_receive().status();
@@ -202,8 +202,10 @@ TEST(Channel, CO_113_UnexpectedDescriptorsAreClosedAndEndTheConnection) {
   for (const size_t fds : {size_t{1}, size_t{8}, size_t{253}}) {
     for (const Place place : {Place::kPreamble, Place::kHeader, Place::kSecondHeaderByte, Place::kBody}) {
       // A side that accepts none, and one that accepts them with a header only.
-      EXPECT_EQ(receive_with_fds(place, fds, 0, 0).code(), StatusCode::kInvalidArgument) << fds << " in " << static_cast<int>(place);
-      EXPECT_EQ(receive_with_fds(place, fds, 253, 0).code(), StatusCode::kInvalidArgument) << fds << " in " << static_cast<int>(place);
+      EXPECT_EQ(receive_with_fds(place, fds, 0, 0).code(), StatusCode::kInvalidArgument)
+          << fds << " in " << static_cast<int>(place);
+      EXPECT_EQ(receive_with_fds(place, fds, 253, 0).code(), StatusCode::kInvalidArgument)
+          << fds << " in " << static_cast<int>(place);
     }
   }
   EXPECT_EQ(receive_with_fds(Place::kHeader, 5, 4, 5).code(), StatusCode::kInvalidArgument) << "one over the limit";
@@ -278,7 +280,8 @@ TEST(Channel, CO_116_EveryHangUpIsAnEndInEveryState) {
       {"nothing sent", {}, StatusCode::kUnavailable},
       {"inside the preamble", {preamble.begin(), preamble.begin() + 5}, StatusCode::kCorruption},
       {"after the preamble", preamble, StatusCode::kUnavailable},
-      {"inside a header", test::joined(preamble, std::vector<std::byte>(frame.begin(), frame.begin() + 3)), StatusCode::kCorruption},
+      {"inside a header", test::joined(preamble, std::vector<std::byte>(frame.begin(), frame.begin() + 3)),
+       StatusCode::kCorruption},
       {"after a header", test::joined(preamble, std::vector<std::byte>(frame.begin(), frame.begin() + 8)), StatusCode::kCorruption},
       {"inside a body", test::joined(preamble, std::vector<std::byte>(frame.begin(), frame.begin() + 20)), StatusCode::kCorruption},
       {"after a frame", test::joined(preamble, frame), StatusCode::kUnavailable},
@@ -435,7 +438,8 @@ TEST(ConnectUnix, FailuresSayWhatToDo) {
   EXPECT_EQ(connect_unix(folder / "left.sock").status().code(), StatusCode::kUnavailable) << "left over, nobody serves it";
   const UniqueFd datagram = listen_at(folder / "datagram.sock", SOCK_DGRAM);
   EXPECT_EQ(connect_unix(folder / "datagram.sock").status().code(), StatusCode::kInvalidArgument);
-  for (const char* bad : {"", "relative.sock", "@"}) EXPECT_EQ(connect_unix(bad).status().code(), StatusCode::kInvalidArgument) << bad;
+  for (const char* bad : {"", "relative.sock", "@"})
+    EXPECT_EQ(connect_unix(bad).status().code(), StatusCode::kInvalidArgument) << bad;
   EXPECT_EQ(connect_unix(std::string("/a\0b", 4)).status().code(), StatusCode::kInvalidArgument);
 }
 

@@ -149,7 +149,8 @@ TEST(Endpoint, CO_112_OutOfDescriptorsItRefusesPausesAndRecovers) {
   ASSERT_TRUE(room_for_ten.set());
   for (const UniqueFd& client : clients) ASSERT_TRUE(connect(client));
   const auto closed = [&] { return std::count_if(clients.begin(), clients.end(), was_closed); };
-  ASSERT_TRUE(served.run_until([&] { return closed() == 190; })) << closed() << " refused, " << served.accepted.size() << " accepted";
+  ASSERT_TRUE(served.run_until([&] { return closed() == 190; }))
+      << closed() << " refused, " << served.accepted.size() << " accepted";
   EXPECT_EQ(served.accepted.size(), 10U) << "those before go on";
   EXPECT_LE(served.troubles.size(), 2U);
   ASSERT_FALSE(served.troubles.empty());
@@ -169,9 +170,7 @@ TEST(Endpoint, CO_114_ConnectAndCloseAgainAndAgain) {
   const test::TempFolder folder;
   Served served;
   ASSERT_TRUE(served.listen(folder / "s").ok());
-  const auto serve_all = [&](size_t count) {
-    return served.run_until([&] { return served.accepted.size() == count; });
-  };
+  const auto serve_all = [&](size_t count) { return served.run_until([&] { return served.accepted.size() == count; }); };
   int64_t resident = 0;
   for (int round = 0; round < 200; ++round) {
     for (int i = 0; i < 50; ++i) {
@@ -236,7 +235,8 @@ TEST(Endpoint, CO_124_NoMomentIsWiderThanConfigured) {
       std::memcpy(address.sun_path, path.c_str(), path.size());
       const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
       for (;;) {
-        if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 && ::write(writes.get(), "!", 1) == 1) {
+        if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0 &&
+            ::write(writes.get(), "!", 1) == 1) {
           ::_exit(0);
         }
       }
@@ -323,7 +323,8 @@ TEST(Endpoint, CO_129_PathLengths) {
     EXPECT_NE(status.message().find("107"), std::string::npos) << status.message();
     EXPECT_NE(status.message().find(std::to_string(size)), std::string::npos) << status.message();
   }
-  for (const std::string& bad : {std::string(), std::string("relative"), std::string("/"), folder / "a/", std::string("/a\0b", 4)}) {
+  for (const std::string& bad :
+       {std::string(), std::string("relative"), std::string("/"), folder / "a/", std::string("/a\0b", 4)}) {
     Served served;
     EXPECT_EQ(served.listen(bad).code(), StatusCode::kInvalidArgument) << bad;
   }
@@ -343,14 +344,16 @@ TEST(Endpoint, CO_130_WhateverElseIsThereStaysAsItIs) {
       {"file", [](const std::string& p) { std::ofstream(p) << "content"; }},
       {"folder", [](const std::string& p) { ::mkdir(p.c_str(), 0700); }},
       {"FIFO", [](const std::string& p) { ::mkfifo(p.c_str(), 0600); }},
-      {"link to a socket of another service", [&](const std::string& p) { (void)!::symlink((folder / "other").c_str(), p.c_str()); }},
+      {"link to a socket of another service",
+       [&](const std::string& p) { (void)!::symlink((folder / "other").c_str(), p.c_str()); }},
       {"link to a left-over socket", [&](const std::string& p) { (void)!::symlink((folder / "stale").c_str(), p.c_str()); }},
       {"dangling link", [](const std::string& p) { (void)!::symlink("/nonexistent/x", p.c_str()); }},
   };
   for (const Object& object : objects) {
     const std::string path = folder / "s";
     object.make(path);
-    struct stat before {}, after {};
+    struct stat before {
+    }, after{};
     ASSERT_EQ(::lstat(path.c_str(), &before), 0) << object.what;
     Served served;
     const Status status = served.listen(path);
@@ -487,7 +490,11 @@ TEST(Endpoint, AdoptedSocketsAreServedAndTheirPathLeftAlone) {
 TEST(Endpoint, OnlyListeningUnixStreamsAreAdopted) {
   const test::TempFolder folder;
   boost::asio::io_context io;
-  const auto adopt = [&](UniqueFd fd) { return Endpoint::adopt(io, std::move(fd), [](UniqueFd) {}, nullptr).status(); };
+  const auto adopt = [&](UniqueFd fd) {
+    return Endpoint::adopt(
+               io, std::move(fd), [](UniqueFd) {}, nullptr)
+        .status();
+  };
   EXPECT_EQ(adopt(foreign_socket(folder / "bound", false)).code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(adopt(UniqueFd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0))).code(), StatusCode::kInvalidArgument);
   EXPECT_FALSE(adopt(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC))).ok());

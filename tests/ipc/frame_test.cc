@@ -88,8 +88,9 @@ TEST(FrameHeader, LimitsAreExact) {
     FrameHeader header;
     const char* named;
   };
-  for (const Bad& bad : {Bad{{0, 0}, "body_bytes"}, Bad{{4, 0}, "multiple of 8"}, Bad{{1023, 0}, "multiple of 8"}, Bad{{1032, 0}, "1024"},
-                         Bad{{0xFFFFFFF8U, 0}, "1024"}, Bad{{8, 4}, "descriptors"}, Bad{{8, 65535}, "descriptors"}}) {
+  for (const Bad& bad :
+       {Bad{{0, 0}, "body_bytes"}, Bad{{4, 0}, "multiple of 8"}, Bad{{1023, 0}, "multiple of 8"}, Bad{{1032, 0}, "1024"},
+        Bad{{0xFFFFFFF8U, 0}, "1024"}, Bad{{8, 4}, "descriptors"}, Bad{{8, 65535}, "descriptors"}}) {
     const Result<FrameHeader> header = decode_frame_header(encode_frame_header(bad.header), limits);
     ASSERT_FALSE(header.ok()) << bad.header.body_bytes;
     EXPECT_EQ(header.status().code(), StatusCode::kInvalidArgument);

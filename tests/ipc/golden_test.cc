@@ -150,7 +150,8 @@ TEST(Golden, CO_109_ExtraTrailingFieldsAndFewerFieldsInHello) {
   EXPECT_EQ(std::get<HelloRequest>(request->body).build, "b");
   EXPECT_EQ(std::get<HelloRequest>(request->body).name, "n");
   // Of an older one: no name, no pointer for it.
-  const auto shorter = test::message_of({test::struct_pointer(0, 2, 1), 7, 0, test::struct_pointer(0, 0, 1), test::list_pointer(0, 2, 2), 'b'});
+  const auto shorter =
+      test::message_of({test::struct_pointer(0, 2, 1), 7, 0, test::struct_pointer(0, 0, 1), test::list_pointer(0, 2, 2), 'b'});
   request = decode_request(shorter);
   ASSERT_TRUE(request.ok()) << request.status().to_string();
   EXPECT_EQ(std::get<HelloRequest>(request->body).build, "b");

@@ -96,7 +96,8 @@ TEST(WritableArena, TooMuchIsRefusedWithTheArithmeticAndNothingIsKept) {
 TEST(WritableArena, SizesAreWholePages) {
   EXPECT_EQ(WritableArena::create({kPage + 1}, "t").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(WritableArena::create({0}, "t").status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(WritableArena::create({~(kPage - 1), ~(kPage - 1), kPage}, "t").status().code(), StatusCode::kInvalidArgument) << "sum wraps";
+  EXPECT_EQ(WritableArena::create({~(kPage - 1), ~(kPage - 1), kPage}, "t").status().code(), StatusCode::kInvalidArgument)
+      << "sum wraps";
   Result<WritableArena> empty = WritableArena::create({}, "t");
   ASSERT_TRUE(empty.ok());
   EXPECT_TRUE(empty->bytes().empty());
@@ -180,10 +181,11 @@ TEST(MappedArena, WhatIsNotSealedOrNotOfTheSizeToldIsCorruption) {
     int seals;
     uint64_t bytes;
   };
-  for (const Case& bad : {Case{"no seals", 0, kPage}, Case{"may be written", F_SEAL_SHRINK | F_SEAL_GROW, kPage},
-                          Case{"may shrink", F_SEAL_WRITE | F_SEAL_GROW, kPage}, Case{"may grow", F_SEAL_WRITE | F_SEAL_SHRINK, kPage},
-                          Case{"only future writes are sealed", F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, kPage},
-                          Case{"smaller", kAll, kPage / 2}, Case{"empty", kAll, 0}, Case{"larger", kAll, 2 * kPage}}) {
+  for (const Case& bad :
+       {Case{"no seals", 0, kPage}, Case{"may be written", F_SEAL_SHRINK | F_SEAL_GROW, kPage},
+        Case{"may shrink", F_SEAL_WRITE | F_SEAL_GROW, kPage}, Case{"may grow", F_SEAL_WRITE | F_SEAL_SHRINK, kPage},
+        Case{"only future writes are sealed", F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE, kPage},
+        Case{"smaller", kAll, kPage / 2}, Case{"empty", kAll, 0}, Case{"larger", kAll, 2 * kPage}}) {
     const Status status = map_one(memfd_with(bad.seals, bad.bytes), kPage);
     EXPECT_EQ(status.code(), StatusCode::kCorruption) << bad.what << ": " << status.to_string();
     EXPECT_NE(status.message().find("chunk 0"), std::string::npos) << status.message();

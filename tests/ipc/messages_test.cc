@@ -331,25 +331,58 @@ TEST(Messages, CO_118_EveryTextFieldOfARequestWithImpossibleValues) {
     expect_refused(make(value), field);
   };
   const std::vector<std::pair<std::string, std::function<Request(std::string)>>> model_fields = {
-      {"acquire.model", [](std::string v) { return Request{1, AcquireRequest{std::move(v), "", 0, ""}}; }},
-      {"load.model", [](std::string v) { return Request{1, LoadRequest{std::move(v), "/p", "", 0}}; }},
-      {"unload.model", [](std::string v) { return Request{1, UnloadRequest{std::move(v), "", 0}}; }},
-      {"verify.model", [](std::string v) { return Request{1, VerifyRequest{std::move(v)}}; }},
+      {"acquire.model",
+       [](std::string v) {
+         return Request{1, AcquireRequest{std::move(v), "", 0, ""}};
+       }},
+      {"load.model",
+       [](std::string v) {
+         return Request{1, LoadRequest{std::move(v), "/p", "", 0}};
+       }},
+      {"unload.model",
+       [](std::string v) {
+         return Request{1, UnloadRequest{std::move(v), "", 0}};
+       }},
+      {"verify.model",
+       [](std::string v) {
+         return Request{1, VerifyRequest{std::move(v)}};
+       }},
   };
   for (const auto& [field, make] : model_fields) {
-    for (const std::string& value : {std::string(), nul, not_utf8, huge, over, std::string(256, 'a'), std::string("../x"), std::string("a\nb"),
-                                     std::string("a b"), std::string("\x1b[2J"), std::string("é")}) {
+    for (const std::string& value : {std::string(), nul, not_utf8, huge, over, std::string(256, 'a'), std::string("../x"),
+                                     std::string("a\nb"), std::string("a b"), std::string("\x1b[2J"), std::string("é")}) {
       with_model(value, make, field);
     }
   }
   const std::vector<std::pair<std::string, std::function<Request(std::string)>>> text_fields = {
-      {"hello.build", [](std::string v) { return Request{1, HelloRequest{std::move(v), ""}}; }},
-      {"hello.name", [](std::string v) { return Request{1, HelloRequest{"", std::move(v)}}; }},
-      {"acquire.device", [](std::string v) { return Request{1, AcquireRequest{"m", std::move(v), 0, ""}}; }},
-      {"acquire.contentId", [](std::string v) { return Request{1, AcquireRequest{"m", "", 0, std::move(v)}}; }},
-      {"load.path", [](std::string v) { return Request{1, LoadRequest{"m", std::move(v), "", 0}}; }},
-      {"load.device", [](std::string v) { return Request{1, LoadRequest{"m", "", std::move(v), 0}}; }},
-      {"unload.device", [](std::string v) { return Request{1, UnloadRequest{"m", std::move(v), 0}}; }},
+      {"hello.build",
+       [](std::string v) {
+         return Request{1, HelloRequest{std::move(v), ""}};
+       }},
+      {"hello.name",
+       [](std::string v) {
+         return Request{1, HelloRequest{"", std::move(v)}};
+       }},
+      {"acquire.device",
+       [](std::string v) {
+         return Request{1, AcquireRequest{"m", std::move(v), 0, ""}};
+       }},
+      {"acquire.contentId",
+       [](std::string v) {
+         return Request{1, AcquireRequest{"m", "", 0, std::move(v)}};
+       }},
+      {"load.path",
+       [](std::string v) {
+         return Request{1, LoadRequest{"m", std::move(v), "", 0}};
+       }},
+      {"load.device",
+       [](std::string v) {
+         return Request{1, LoadRequest{"m", "", std::move(v), 0}};
+       }},
+      {"unload.device",
+       [](std::string v) {
+         return Request{1, UnloadRequest{"m", std::move(v), 0}};
+       }},
   };
   for (const auto& [field, make] : text_fields) {
     for (const std::string& value : {nul, not_utf8, huge, over}) with_model(value, make, field);
@@ -359,8 +392,10 @@ TEST(Messages, CO_118_EveryTextFieldOfARequestWithImpossibleValues) {
 }
 
 TEST(Messages, ModelNamesFollowTheRule) {
-  for (const char* good : {"a", "qwen3-8b", "org/model:v2", "0", "A.b_c-d", "a/b/c", "7b..q4"}) EXPECT_TRUE(valid_model_name(good)) << good;
-  for (const char* bad : {"", ".", "..", "../x", "a/../b", "a//b", "/a", "a/", "-x", "a/-x", "_a", "a b", "a\\b", "a\tb", "modèle", "a%", "a\"b"}) {
+  for (const char* good : {"a", "qwen3-8b", "org/model:v2", "0", "A.b_c-d", "a/b/c", "7b..q4"})
+    EXPECT_TRUE(valid_model_name(good)) << good;
+  for (const char* bad :
+       {"", ".", "..", "../x", "a/../b", "a//b", "/a", "a/", "-x", "a/-x", "_a", "a b", "a\\b", "a\tb", "modèle", "a%", "a\"b"}) {
     EXPECT_FALSE(valid_model_name(bad)) << bad;
   }
   EXPECT_TRUE(valid_model_name(std::string(255, 'x')));
@@ -399,7 +434,8 @@ size_t count_outcomes(const std::vector<std::byte>& body, uint16_t value, Status
 
 TEST(Messages, EnumsAndUnionsOutOfRangeAreNamed) {
   const auto loaded = encode(Response{1, LoadedReply{a_model("m")}});
-  EXPECT_EQ(count_outcomes(loaded, 7, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U) << "one place holds the state";
+  EXPECT_EQ(count_outcomes(loaded, 7, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U)
+      << "one place holds the state";
   const auto event = encode(Response{1, EventReply{ShuttingDownEvent{}}});
   EXPECT_GE(count_outcomes(event, 3, StatusCode::kUnsupported, decode_response, "event"), 1U);
   const auto job = encode(LoaderMessage{Job{}});
@@ -487,7 +523,8 @@ TEST(Messages, CO_119_TinyMessageThatClaimsAHugeListCostsNothing) {
   EXPECT_FALSE(decode_response(tiny).ok());
   // Every list and text field of every message: lists and texts are the same thing on the wire.
   EXPECT_GE(expect_huge_claims_refused(encode(Response{1, ModelsReply{{a_model("m")}}}), decode_response), 1U + 8U);
-  EXPECT_GE(expect_huge_claims_refused(encode(Response{1, AcquiredReply{1, a_model("m"), 2, {3}, 4, 5}}), decode_response), 1U + 8U);
+  EXPECT_GE(expect_huge_claims_refused(encode(Response{1, AcquiredReply{1, a_model("m"), 2, {3}, 4, 5}}), decode_response),
+            1U + 8U);
   EXPECT_GE(expect_huge_claims_refused(encode(Response{1, a_status()}), decode_response), 2U + 1U + 2U + 1U + 16U);
   EXPECT_GE(expect_huge_claims_refused(encode(Response{1, UnloadedReply{true, 1, {a_lease()}}}), decode_response), 1U + 4U);
   EXPECT_GE(expect_huge_claims_refused(encode(Response{1, LeasesReply{{a_lease()}}}), decode_response), 1U + 4U);

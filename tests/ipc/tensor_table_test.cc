@@ -53,9 +53,12 @@ TensorTable a_table() {
   empty.encoding = Encoding::kRaw;
   empty.dtype = DType::kF32;
   table.storages = {raw, merged, experts, empty};
-  table.tensors = {{"norm.weight", DType::kBF16, {64}, 0, 0},      {"q", DType::kBF16, {16, 64}, 1, 0},
-                   {"k", DType::kBF16, {32, 64}, 1, 16},           {"experts", DType::kBF16, {3, 16, 64}, 2, 0},
-                   {"empty", DType::kF32, {0, UINT64_MAX, 7}, 3, 0}, {std::string("tied\0\n", 6), DType::kBF16, {8, 8}, 0, 0}};
+  table.tensors = {{"norm.weight", DType::kBF16, {64}, 0, 0},
+                   {"q", DType::kBF16, {16, 64}, 1, 0},
+                   {"k", DType::kBF16, {32, 64}, 1, 16},
+                   {"experts", DType::kBF16, {3, 16, 64}, 2, 0},
+                   {"empty", DType::kF32, {0, UINT64_MAX, 7}, 3, 0},
+                   {std::string("tied\0\n", 6), DType::kBF16, {8, 8}, 0, 0}};
   table.block_hashes = {0x1111111111111111, UINT64_MAX};
   return table;
 }
@@ -155,16 +158,24 @@ TEST(TensorTable, EveryBrokenRuleIsCorruptionThatNamesTheEntry) {
       {"row_begin overflows", "tensor 'k'", [](TensorTable& t) { t.tensors[2].row_begin = UINT64_MAX - 15; }},
       {"rows overflow", "tensor 'k'", [](TensorTable& t) { t.tensors[2].shape[0] = UINT64_MAX; }},
       {"another k", "tensor 'k'", [](TensorTable& t) { t.tensors[2].shape[1] = 63; }},
-      {"merged part of rank 3", "tensor 'k'", [](TensorTable& t) { t.tensors[2].shape = {1, 32, 64}; }},
+      {"merged part of rank 3", "tensor 'k'",
+       [](TensorTable& t) {
+         t.tensors[2].shape = {1, 32, 64};
+       }},
       {"rank 1 of a coded storage", "tensor 'k'", [](TensorTable& t) { t.tensors[2].shape = {2048}; }},
       {"rank 0 of a coded storage", "tensor 'k'", [](TensorTable& t) { t.tensors[2].shape = {}; }},
       {"experts miscounted", "tensor 'experts'", [](TensorTable& t) { t.tensors[3].shape[0] = 2; }},
       {"experts from a row", "tensor 'experts'", [](TensorTable& t) { t.tensors[3].row_begin = 16; }},
       {"experts' product wraps", "tensor 'experts'",
-       [](TensorTable& t) { t.tensors[3].shape = {uint64_t{1} << 63, 2, 3, 16, 64}; }},
+       [](TensorTable& t) {
+         t.tensors[3].shape = {uint64_t{1} << 63, 2, 3, 16, 64};
+       }},
       {"raw tensor larger than its storage", "norm.weight", [](TensorTable& t) { t.tensors[0].shape = {65}; }},
       {"raw tensor smaller than its storage", "norm.weight", [](TensorTable& t) { t.tensors[0].shape = {63}; }},
-      {"raw product wraps", "norm.weight", [](TensorTable& t) { t.tensors[0].shape = {uint64_t{1} << 63, 2, 64}; }},
+      {"raw product wraps", "norm.weight",
+       [](TensorTable& t) {
+         t.tensors[0].shape = {uint64_t{1} << 63, 2, 64};
+       }},
       {"raw with a row", "norm.weight", [](TensorTable& t) { t.tensors[0].row_begin = 1; }},
       {"half a byte", "norm.weight", [](TensorTable& t) { t.tensors[0].dtype = DType::kF4, t.tensors[0].shape = {255}; }},
       {"rank over the limit", "shape", [](TensorTable& t) { t.tensors[0].shape = Shape(65, 1); }},
@@ -177,7 +188,8 @@ TEST(TensorTable, EveryBrokenRuleIsCorruptionThatNamesTheEntry) {
     const Result<TensorTable> decoded = decode_table(encode(table));
     ASSERT_FALSE(decoded.ok()) << broken.what;
     EXPECT_EQ(decoded.status().code(), StatusCode::kCorruption) << broken.what << ": " << decoded.status().to_string();
-    EXPECT_NE(decoded.status().message().find(broken.named), std::string::npos) << broken.what << ": " << decoded.status().message();
+    EXPECT_NE(decoded.status().message().find(broken.named), std::string::npos)
+        << broken.what << ": " << decoded.status().message();
     EXPECT_EQ(decoded.status().message().find('\n'), std::string::npos) << broken.what;
   }
 }
@@ -232,7 +244,8 @@ TEST(TensorTable, CO_122_AMillionNamesOfAHundredBytes) {
   table.storages = {storage};
   const std::string stem(92, 'n');
   table.tensors.reserve(kCount);
-  for (uint32_t i = 0; i < kCount; ++i) table.tensors.push_back({stem + std::to_string(10'000'000 + i), DType::kBF16, {1, 1}, 0, 0});
+  for (uint32_t i = 0; i < kCount; ++i)
+    table.tensors.push_back({stem + std::to_string(10'000'000 + i), DType::kBF16, {1, 1}, 0, 0});
   const std::vector<std::byte> bytes = encode(table);
   EXPECT_GT(bytes.size(), size_t{100} << 20) << "more than the 64 MiB that a reader accepts by default";
   EXPECT_LT(bytes.size(), kMaxTableBytes);
