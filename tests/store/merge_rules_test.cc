@@ -18,7 +18,8 @@ TEST(MergeRules, EachMemberBelongsToOneRule) {
   std::set<std::string_view> members;
   for (const MergeRule& rule : merge_rules()) {
     for (const std::string_view member : rule.members) {
-      if (!member.empty()) EXPECT_TRUE(members.insert(member).second) << member;
+      if (member.empty()) continue;
+      EXPECT_TRUE(members.insert(member).second) << member;
     }
     EXPECT_EQ(members.count(rule.merged), 0U);
   }
