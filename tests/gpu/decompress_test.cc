@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+
+#include "tests/gpu/test_matrix.h"
+
+namespace weightd::kernels {
+namespace {
+
+using testing::DeviceF12;
+using testing::DeviceMemory;
+using testing::HostF12;
+using testing::Words;
+
+constexpr uint16_t kPoison = 0xA5A5;
+
+/// Where rows of `columns` elements go: `before` elements into the memory, `stride` apart (negative: the first row lies last).
+struct OutputLayout {
+  uint64_t rows, columns;
+  int64_t stride;
+  uint64_t before = 0;
+  [[nodiscard]] uint64_t magnitude() const { return static_cast<uint64_t>(stride < 0 ? -stride : stride); }
+  [[nodiscard]] uint64_t elements() const { return before + (rows == 0 ? 0 : (rows - 1) * magnitude() + columns); }
+  [[nodiscard]] uint64_t place(uint64_t row) const { return before + (stride < 0 ? rows - 1 - row : row) * magnitude(); }
+};
+
+/// The whole memory as it must be: the words of rows begin.. in their places, poison elsewhere.
+std::vector<uint16_t> expected(const Words& words, uint64_t begin, const OutputLayout& layout) {
+  std::vector<uint16_t> memory(layout.elements(), kPoison);
+  for (uint64_t row = 0; row < layout.rows; ++row) {
+    for (uint64_t c = 0; c < layout.columns; ++c) memory[layout.place(row) + c] = words.at(begin + row, c);
+  }
+  return memory;
+}
+
+void check_decompress(const Words& words, const DeviceF12& device, uint64_t begin, uint64_t end, int64_t stride, uint64_t before) {
+  const OutputLayout layout{end - begin, words.k, stride, before};
+  const DeviceMemory out(layout.elements() * 2);
+  const Status status = launch_decompress(device.matrix(), begin, end, out.as<uint16_t>() + layout.place(0), stride, nullptr);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(testing::first_difference(testing::from_device<uint16_t>(out), expected(words, begin, layout), layout.magnitude()), "");
+  EXPECT_TRUE(out.fences_intact());
+}
+
+struct Shape {
+  uint64_t n, k;
+};
+
+TEST(Decompress, EveryShapeAtEveryEscapeRate) {
+  for (const Shape shape : {Shape{1, 1}, {16, 64}, {17, 65}, {15, 63}, {33, 511}, {48, 512}, {7, 513}, {40, 2056}, {130, 1000}}) {
+    for (const double wild : {0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0}) {
+      SCOPED_TRACE("n " + std::to_string(shape.n) + " k " + std::to_string(shape.k) + " wild " + std::to_string(wild));
+      const Words words = testing::random_weights(shape.n, shape.k, wild, false, shape.n + shape.k);
+      const DeviceF12 device(testing::encode(words));
+      check_decompress(words, device, 0, words.n, static_cast<int64_t>(words.k), 0);
+      ASSERT_TRUE(device.fences_intact());
+    }
+  }
+}
+
+TEST(Decompress, RatesReachInlineListsAndDenseGroups) {
+  const HostF12 rare = testing::encode(testing::random_weights(64, 1024, 2e-4, false, 1));
+  const HostF12 some = testing::encode(testing::random_weights(64, 1024, 1e-2, false, 1));
+  const HostF12 many = testing::encode(testing::random_weights(64, 1024, 0.3, false, 1));
+  EXPECT_GT(rare.escapes, 0U);
+  EXPECT_EQ(rare.dense_groups, 0U);
+  EXPECT_GT(some.listed_groups, 0U);
+  EXPECT_GT(many.dense_groups, 0U);
+}
+
+TEST(Decompress, EveryPattern) {
+  const Words words = testing::all_patterns(264, 520);  // 137,280 cells
+  const DeviceF12 device(testing::encode(words));
+  check_decompress(words, device, 0, words.n, 520, 0);
+}
+
+TEST(Decompress, RowRangesStridesAndAlignments) {
+  const Words words = testing::random_weights(67, 200, 1e-3, false, 5);
+  const DeviceF12 device(testing::encode(words));
+  for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 67}, {0, 1}, {66, 67}, {15, 17}, {16, 32}, {5, 60}, {31, 31}}) {
+    for (const int64_t stride : {200, 208, 203, -200, -256, -201}) {
+      for (const uint64_t before : {0, 1, 8}) {
+        SCOPED_TRACE("rows " + std::to_string(begin) + ".." + std::to_string(end) + " stride " + std::to_string(stride) +
+                     " before " + std::to_string(before));
+        check_decompress(words, device, begin, end, stride, before);
+      }
+    }
+  }
+}
+
+TEST(Decompress, RowsOfASlice) {
+  const Words words = testing::random_weights(80, 600, 1e-3, false, 6);
+  const DeviceF12 device(testing::encode(words));
+  const F12DeviceMatrix slice = slice_rows(device.matrix(), 32, 71);
+  ASSERT_EQ(slice.n, 39U);
+  const OutputLayout layout{39, 600, 600};
+  const DeviceMemory out(layout.elements() * 2);
+  ASSERT_TRUE(launch_decompress(slice, 0, 39, out.as<uint16_t>(), 600, nullptr).ok());
+  EXPECT_EQ(testing::first_difference(testing::from_device<uint16_t>(out), expected(words, 32, layout), 600), "");
+}
+
+TEST(Decompress, ManyUnitsBeyondOneGridRow) {
+  const Words words = testing::random_weights(65540 * 16 + 3, 8, 1e-3, false, 7);
+  const DeviceF12 device(testing::encode(words));
+  check_decompress(words, device, 0, words.n, 8, 0);
+}
+
+TEST(Decompress, RefusesWhatItsContractForbids) {
+  const Words words = testing::random_weights(32, 64, 0, false, 8);
+  const DeviceF12 device(testing::encode(words));
+  const DeviceMemory out(32 * 64 * 2);
+  const auto code = [&](F12DeviceMatrix w, uint64_t begin, uint64_t end, uint16_t* to, int64_t stride) {
+    return launch_decompress(w, begin, end, to, stride, nullptr).code();
+  };
+  F12DeviceMatrix misaligned = device.matrix();
+  misaligned.codes += 8;
+  EXPECT_EQ(code(misaligned, 0, 32, out.as<uint16_t>(), 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(device.matrix(), 0, 33, out.as<uint16_t>(), 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(device.matrix(), 3, 2, out.as<uint16_t>(), 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(device.matrix(), 0, 32, nullptr, 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(device.matrix(), 0, 32, out.as<uint16_t>(), 63), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code(device.matrix(), 0, 32, reinterpret_cast<uint16_t*>(out.data() + 1), 64), StatusCode::kInvalidArgument);
+  EXPECT_EQ(testing::from_device<uint16_t>(out), std::vector<uint16_t>(32 * 64, kPoison));
+}
+
+/// Records and pool of random bytes: the numbers are wrong, but nothing outside the planes is read (compute-sanitizer sees it) and
+/// nothing outside the output written.
+TEST(Decompress, DamagedPlanesStayInside) {
+  const Words words = testing::random_weights(50, 1100, 1e-2, false, 9);
+  std::mt19937 random(4);
+  for (int round = 0; round < 20; ++round) {
+    HostF12 host = testing::encode(words);
+    for (std::byte& b : host.records) {
+      if (round % 2 == 0 || random() % 8 == 0) b = static_cast<std::byte>(random());
+    }
+    for (std::byte& b : host.pool) b = static_cast<std::byte>(random());
+    if (round % 4 == 1) host.pool.resize(host.pool.size() / 2 / 16 * 16);
+    const DeviceF12 device(host);
+    const DeviceMemory out(words.n * words.k * 2);
+    ASSERT_TRUE(launch_decompress(device.matrix(), 0, words.n, out.as<uint16_t>(), static_cast<int64_t>(words.k), nullptr).ok());
+    EXPECT_TRUE(out.fences_intact());
+    const DeviceMemory rows = testing::to_device(std::vector<int32_t>{0, 7, 49});
+    ASSERT_TRUE(launch_gather_rows(device.matrix(), rows.as<int32_t>(), 3, out.as<uint16_t>(), 1100, nullptr).ok());
+    EXPECT_TRUE(out.fences_intact());
+  }
+}
+
+}  // namespace
+}  // namespace weightd::kernels
