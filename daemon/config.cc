@@ -13,6 +13,7 @@
 #include <cctype>
 #include <cerrno>
 #include <charconv>
+#include <filesystem>
 #include <numeric>
 #include <set>
 
@@ -27,7 +28,7 @@ using Kind = Option::Kind;
 constexpr size_t kMaxSocketPathBytes = 107;  // sun_path holds 108 with its end
 constexpr uint64_t kChunkGranularity = uint64_t{2} << 20;
 
-std::string quoted(std::string_view text) { return "'" + printable(text) + "'"; }
+std::string in_quotes(std::string_view text) { return "'" + printable(text) + "'"; }
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -77,9 +78,12 @@ std::string folder_of(const std::string& file) {
   return slash == std::string::npos ? "." : slash == 0 ? "/" : file.substr(0, slash);
 }
 
+/// Without ".", ".." and doubled slashes, by the text alone.
 std::string absolute(const std::string& path, const std::string& folder) {
-  if (path.empty() || path.front() == '/') return path;
-  return folder == "/" ? "/" + path : folder + "/" + path;
+  if (path.empty()) return path;
+  std::string whole = std::filesystem::path(path.front() == '/' ? path : folder + "/" + path).lexically_normal().string();
+  while (whole.size() > 1 && whole.back() == '/') whole.pop_back();
+  return whole;
 }
 
 Result<std::string> working_folder() {
@@ -137,12 +141,12 @@ Result<uint64_t> number_of(const Option& option, const Written& written) {
 
 Status check_text(const Option& option, const std::string& text) {
   if (text.find('\0') != std::string::npos || !is_utf8(text)) {
-    return Status::invalid_argument("key '" + std::string(option.key) + "': NUL or invalid UTF-8 in " + quoted(text));
+    return Status::invalid_argument("key '" + std::string(option.key) + "': NUL or invalid UTF-8 in " + in_quotes(text));
   }
   if (option.kind != Kind::kChoice) return {};
   const std::string choices = "|" + std::string(option.choices) + "|";
   if (!text.empty() && text.find('|') == std::string::npos && choices.find("|" + text + "|") != std::string::npos) return {};
-  return Status::invalid_argument("key '" + std::string(option.key) + "' is " + quoted(text) + ", allowed are " +
+  return Status::invalid_argument("key '" + std::string(option.key) + "' is " + in_quotes(text) + ", allowed are " +
                                   std::string(option.choices));
 }
 
@@ -236,22 +240,22 @@ Status parse_model(const toml::node& node, const std::string& file, EffectiveCon
     const std::string key_where = place(file, key.source()) + ": ";
     std::string* target = key == "name" ? &entry.name : key == "path" ? &entry.path : key == "device" ? &entry.device : nullptr;
     if (target == nullptr) {
-      return Status::invalid_argument(key_where + "unknown key " + quoted(key.str()) + " in [[model]]" +
+      return Status::invalid_argument(key_where + "unknown key " + in_quotes(key.str()) + " in [[model]]" +
                                       suggestion(key.str(), {"name", "path", "device"}));
     }
     const auto* text = value.as_string();
     if (text == nullptr) return Status::invalid_argument(key_where + "key '" + std::string(key.str()) + "' needs a string");
     *target = text->get();
-    if (target->find('\0') != std::string::npos) return Status::invalid_argument(key_where + "NUL in " + quoted(*target));
+    if (target->find('\0') != std::string::npos) return Status::invalid_argument(key_where + "NUL in " + in_quotes(*target));
   }
   if (entry.name.empty() || entry.path.empty()) return Status::invalid_argument(where + ": needs keys 'name' and 'path'");
   if (entry.name.size() > ipc::kMaxModelNameBytes || printable(entry.name, entry.name.size() + 1) != entry.name) {
-    return Status::invalid_argument(where + ": bad model name " + quoted(entry.name));
+    return Status::invalid_argument(where + ": bad model name " + in_quotes(entry.name));
   }
   entry.path = absolute(entry.path, folder_of(file));
   for (const ModelEntry& other : config.values.models) {
     if (other.name == entry.name && other.device == entry.device) {
-      return Status::invalid_argument(where + ": model " + quoted(entry.name) + " is listed twice");
+      return Status::invalid_argument(where + ": model " + in_quotes(entry.name) + " is listed twice");
     }
   }
   config.values.models.push_back(std::move(entry));
@@ -275,7 +279,7 @@ Status apply_table(const toml::table& table, const std::string& file, EffectiveC
     const std::string where = place(file, key.source());
     const Option* option = find_option(key.str());
     if (option == nullptr) {
-      return Status::invalid_argument(where + ": unknown key " + quoted(key.str()) + suggestion(key.str(), option_keys()));
+      return Status::invalid_argument(where + ": unknown key " + in_quotes(key.str()) + suggestion(key.str(), option_keys()));
     }
     const auto written = written_from_node(value);
     const Status status = written ? assign(config.values, *option, *written, folder) : wrong_form(*option);
@@ -286,7 +290,7 @@ Status apply_table(const toml::table& table, const std::string& file, EffectiveC
 }
 
 Result<std::string> read_file(const std::string& path) {
-  const std::string name = "configuration file " + quoted(path);
+  const std::string name = "configuration file " + in_quotes(path);
   const UniqueFd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   if (!fd.valid()) return status_from_errno(errno, name);
   struct stat info {};
@@ -315,7 +319,7 @@ Status check_whole(const EffectiveConfig& config) {
   WEIGHTD_RETURN_IF_ERROR(check_socket_path("data_socket", values.data_socket));
   WEIGHTD_RETURN_IF_ERROR(check_socket_path("control_socket", values.control_socket));
   if (values.data_socket == values.control_socket) {
-    return Status::invalid_argument("keys 'data_socket' and 'control_socket' are the same path " + quoted(values.data_socket));
+    return Status::invalid_argument("keys 'data_socket' and 'control_socket' are the same path " + in_quotes(values.data_socket));
   }
   if (values.chunk_bytes % kChunkGranularity != 0) {
     return Status::invalid_argument("key 'chunk_bytes' is " + std::to_string(values.chunk_bytes) + ", not a multiple of 2 MiB");
@@ -373,10 +377,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
   constexpr std::array<std::string_view, 5> kUnits = {"B", "KiB", "MiB", "GiB", "TiB"};
   const auto found = unit.empty() ? kUnits.begin() : std::find(kUnits.begin(), kUnits.end(), unit);
   if (error != std::errc() || found == kUnits.end()) {
-    return Status::invalid_argument("size " + quoted(text) + ": write a whole number and B, KiB, MiB, GiB or TiB");
+    return Status::invalid_argument("size " + in_quotes(text) + ": write a whole number and B, KiB, MiB, GiB or TiB");
   }
   const auto shift = static_cast<unsigned>(10 * (found - kUnits.begin()));
-  if (value > (UINT64_MAX >> shift)) return Status::invalid_argument("size " + quoted(text) + " is too large");
+  if (value > (UINT64_MAX >> shift)) return Status::invalid_argument("size " + in_quotes(text) + " is too large");
   return value << shift;
 }
 
@@ -407,7 +411,7 @@ Result<EffectiveConfig> load_config(const ConfigSources& sources) {
   for (const auto& [key, text] : sources.command_line) {
     const Option* option = find_option(key);
     if (option == nullptr) {
-      return Status::invalid_argument("command line: unknown key " + quoted(key) + suggestion(key, option_keys()));
+      return Status::invalid_argument("command line: unknown key " + in_quotes(key) + suggestion(key, option_keys()));
     }
     const Status status = apply_text(config, *option, text, folder, "command line");
     if (!status.ok()) return status.with_context("command line");

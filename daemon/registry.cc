@@ -27,7 +27,7 @@ bool may_follow(State from, State to) {
 bool in_progress(State state) { return state == State::kLoading || state == State::kVerifying || state == State::kReady; }
 bool resident(State state) { return state == State::kPublished || state == State::kDraining; }
 
-std::string quoted(const std::string& name) { return "'" + printable(name) + "'"; }
+std::string in_quotes(const std::string& name) { return "'" + printable(name) + "'"; }
 
 Status check_model_name(const std::string& name) {
   if (name.empty()) return Status::invalid_argument("the model name is empty");
@@ -36,7 +36,7 @@ Status check_model_name(const std::string& name) {
                                     std::to_string(ipc::kMaxModelNameBytes) + " are allowed");
   }
   if (!is_utf8(name) || printable(name, name.size() + 1) != name) {
-    return Status::invalid_argument("model name " + quoted(name) + ": control characters and backslashes are not allowed");
+    return Status::invalid_argument("model name " + in_quotes(name) + ": control characters and backslashes are not allowed");
   }
   return {};
 }
@@ -60,7 +60,7 @@ Result<Place> Registry::resolve(const std::string& model, const std::string& dev
     if (ledger_.find(device) != nullptr) return Place{device, 0};
     std::string known;
     for (const auto& each : devices) known += (known.empty() ? "" : ", ") + each.uuid;
-    return Status::not_found("no device " + quoted(device) + "; this daemon has: " + known);
+    return Status::not_found("no device " + in_quotes(device) + "; this daemon has: " + known);
   }
   if (devices.size() == 1) return Place{devices.front().uuid, 0};
   std::set<std::string> having;
@@ -68,7 +68,7 @@ Result<Place> Registry::resolve(const std::string& model, const std::string& dev
     if (generation.command.model == model && generation.state != State::kFailed) having.insert(generation.command.device);
   }
   if (having.size() == 1) return Place{*having.begin(), 0};
-  return Status::invalid_argument("model " + quoted(model) + " is on " + std::to_string(having.size()) + " devices: name one");
+  return Status::invalid_argument("model " + in_quotes(model) + " is on " + std::to_string(having.size()) + " devices: name one");
 }
 
 std::optional<GenerationId> Registry::find(const std::string& model, const Place& place, State state) const {
@@ -174,13 +174,13 @@ void Registry::adopt_orphan(const Process& process, GenerationId generation) {
 
 Status Registry::why_not_published(const std::string& model, const Place& place) const {
   if (find_loading(model, place)) {
-    return Status::failed_precondition("model " + quoted(model) + " is still loading: ask again, or wait for it");
+    return Status::failed_precondition("model " + in_quotes(model) + " is still loading: ask again, or wait for it");
   }
   if (find(model, place, State::kDraining)) {
-    return Status::failed_precondition("model " + quoted(model) + " is draining: it gets no new leases");
+    return Status::failed_precondition("model " + in_quotes(model) + " is draining: it gets no new leases");
   }
-  if (find(model, place, State::kFailed)) return Status::not_found("no model " + quoted(model) + ": its load failed");
-  return Status::not_found("no model " + quoted(model));
+  if (find(model, place, State::kFailed)) return Status::not_found("no model " + in_quotes(model) + ": its load failed");
+  return Status::not_found("no model " + in_quotes(model));
 }
 
 std::optional<Answer> Registry::try_acquire(const Ticket& ticket, const ipc::AcquireRequest& request, bool waiting, Time now) {
@@ -206,7 +206,7 @@ std::optional<Answer> Registry::try_acquire(const Ticket& ticket, const ipc::Acq
         return grant(ticket, id, now);
       }
     }
-    if (published) return Answer{ticket, Status::not_found("model " + quoted(request.model) + " has other content now")};
+    if (published) return Answer{ticket, Status::not_found("model " + in_quotes(request.model) + " has other content now")};
   }
   if (waiting) return std::nullopt;
   return Answer{ticket, why_not_published(request.model, *place)};
@@ -234,7 +234,7 @@ void Registry::fail_acquire_waiters(const LoadCommand& command, Effects& effects
     if (waiter.request.model != command.model) return false;
     if (!waiter.request.device.empty() && waiter.request.device != command.device) return false;
     effects.answers.push_back(
-        {waiter.ticket, Status::failed_precondition("the load of model " + quoted(command.model) + " did not succeed")});
+        {waiter.ticket, Status::failed_precondition("the load of model " + in_quotes(command.model) + " did not succeed")});
     return true;
   });
 }
@@ -272,7 +272,7 @@ void Registry::load(const Ticket& ticket, const LoadCommand& command, std::optio
   auto loading = find_loading(command.model, *place);
   if (loading && generations_.at(*loading).command.source != command.source) {
     effects.answers.push_back(
-        {ticket, Status::already_exists("model " + quoted(command.model) + " is being loaded from another file")});
+        {ticket, Status::already_exists("model " + in_quotes(command.model) + " is being loaded from another file")});
     return;
   }
   if (!loading) {
@@ -310,7 +310,7 @@ void Registry::planned(GenerationId id, const ipc::Planned& plan, Effects& effec
     return cancel_load(id, {}, effects);
   }
   refuse_load(id,
-              Status::already_exists("model " + quoted(generation.command.model) + " is published with other content (" +
+              Status::already_exists("model " + in_quotes(generation.command.model) + " is published with other content (" +
                                      short_id(resident_id) + ", this bundle has " + short_id(plan.content_id) +
                                      "): unload it first, or load under another name"),
               false, effects);
@@ -330,7 +330,7 @@ void Registry::try_admit(GenerationId id, Effects& effects) {
     candidates.push_back({resident_generation.command.model, ledger_.reserved_bytes(other), held + orphaned > 0});
   }
   refuse_load(id,
-              Status::resource_exhausted("model " + quoted(generation.command.model) + ": " +
+              Status::resource_exhausted("model " + in_quotes(generation.command.model) + ": " +
                                          ledger_.refusal(generation.command.device, bytes, std::move(candidates))),
               true, effects);
 }
@@ -455,7 +455,7 @@ void Registry::unload(const Ticket& ticket, const std::string& model, const std:
   }
   if (waiter.generations.empty()) {
     if (forgot) effects.answers.push_back({ticket, ipc::UnloadedReply{true, 0, {}}});
-    else effects.answers.push_back({ticket, Status::not_found("no model " + quoted(model))});
+    else effects.answers.push_back({ticket, Status::not_found("no model " + in_quotes(model))});
     return;
   }
   const std::set<GenerationId> targets = waiter.generations;
@@ -465,7 +465,7 @@ void Registry::unload(const Ticket& ticket, const std::string& model, const std:
     if (state == State::kPublished) drain(id, effects);
     else if (in_progress(state)) {
       generations_.at(id).failure = {};  // refused already, but not to be remembered any more
-      cancel_load(id, Status::cancelled("the load of model " + quoted(model) + " was cancelled by an unload"), effects);
+      cancel_load(id, Status::cancelled("the load of model " + in_quotes(model) + " was cancelled by an unload"), effects);
     }
   }
   if (deadline <= now) expire(now, effects);
@@ -532,14 +532,14 @@ void Registry::expire(Time now, Effects& effects) {
   std::erase_if(load_waiters_, [&](const LoadWaiter& waiter) {
     if (!waiter.deadline || *waiter.deadline > now) return false;
     effects.answers.push_back({waiter.ticket, Status::deadline_exceeded("the load of model " +
-                                                                        quoted(generations_.at(waiter.generation).command.model) +
+                                                                        in_quotes(generations_.at(waiter.generation).command.model) +
                                                                         " was not done within the time limit of the request")});
     return true;
   });
   std::erase_if(acquire_waiters_, [&](const AcquireWaiter& waiter) {
     if (waiter.deadline > now) return false;
     effects.answers.push_back(
-        {waiter.ticket, Status::deadline_exceeded("model " + quoted(waiter.request.model) + " was not published within " +
+        {waiter.ticket, Status::deadline_exceeded("model " + in_quotes(waiter.request.model) + " was not published within " +
                                                   std::to_string(waiter.request.wait_ms) + " ms")});
     return true;
   });
