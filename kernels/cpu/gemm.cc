@@ -108,10 +108,11 @@ Status check_call(uint64_t n, uint64_t k, RowRange rows, const ConstBf16Matrix& 
   return {};
 }
 
-/// One token to binary32 in lane order; columns past K become -0.
+/// One token of `block` to binary32 in lane order; columns past K become -0.
 template <bool kF12>
-void convert_token(const uint16_t* x, uint64_t k, uint64_t steps, float* to) {
-  for (uint64_t step = 0; step < steps; ++step, to += kLanes) {
+void convert_token(const uint16_t* x, uint64_t k, const Activations& block, uint64_t token, float* values) {
+  for (uint64_t step = 0; step < Activations::blocks(k) * kBlockSteps; ++step) {
+    float* to = values + Activations::offset(block.tokens, token, step);
     const uint64_t have = std::min<uint64_t>(kLanes, k - std::min(k, step * kLanes));
     const uint16_t* from = x + step * kLanes;
     for (uint32_t c = 0; c < kLanes; ++c) {
@@ -135,25 +136,25 @@ template <typename Matrix>
 Status multiply(const Matrix& w, RowRange rows, const ConstBf16Matrix& x, const Bf16Matrix& y, int threads) {
   if (x.rows == 0 || rows.begin == rows.end) return {};
   const UnitRange units{rows.begin / kUnitRows, (rows.end + kUnitRows - 1) / kUnitRows};
-  const uint64_t steps = f12::align_up(w.k, f12::kTileCols) / kLanes;
-  const uint64_t token_bytes = std::max<uint64_t>(1, steps * kLanes * sizeof(float));
+  const uint64_t token_floats = Activations::blocks(w.k) * Activations::kTokenStride;
+  const uint64_t token_bytes = std::max<uint64_t>(1, token_floats * sizeof(float));
   const uint64_t budget = std::clamp<uint64_t>(kActivationBytes / token_bytes / kMinTokens * kMinTokens, kMinTokens, kMaxTokens);
   const uint64_t tokens_at_once = std::min(x.rows, budget);
   const int used = thread_count(threads, units.end - units.begin, (rows.end - rows.begin) * w.k * tokens_at_once);
 
-  const FloatBuffer activations = FloatBuffer::allocate(std::max<uint64_t>(kLanes, tokens_at_once * steps * kLanes));
+  const FloatBuffer activations = FloatBuffer::allocate(std::max<uint64_t>(kLanes, tokens_at_once * token_floats));
   const FloatBuffer sums = FloatBuffer::allocate(static_cast<uint64_t>(used) * tokens_at_once * kUnitSums);
   if (activations.get() == nullptr || sums.get() == nullptr) {
     return Status::resource_exhausted("gemm: no memory for " + std::to_string(tokens_at_once) + " tokens of " +
                                       std::to_string(w.k));
   }
   for (uint64_t token = 0; token < x.rows; token += tokens_at_once) {
-    Activations block{activations.get(), std::min(tokens_at_once, x.rows - token), steps};
+    const Activations block{activations.get(), std::min(tokens_at_once, x.rows - token)};
     parallel_ranges(block.tokens, 1, thread_count(threads, block.tokens, block.tokens * w.k / 16),
                     [&](uint64_t begin, uint64_t end) {
                       for (uint64_t m = begin; m < end; ++m) {
-                        convert_token<kIsF12<Matrix>>(x.data + static_cast<int64_t>(token + m) * x.row_stride, w.k, steps,
-                                                      activations.get() + m * steps * kLanes);
+                        convert_token<kIsF12<Matrix>>(x.data + static_cast<int64_t>(token + m) * x.row_stride, w.k, block, m,
+                                                      activations.get());
                       }
                     });
     const Output out{y.data + static_cast<int64_t>(token) * y.row_stride, y.row_stride, rows.begin, rows.end};

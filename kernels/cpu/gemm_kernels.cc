@@ -11,6 +11,7 @@
 #define HWY_TARGET_INCLUDE "kernels/cpu/gemm_kernels.cc"
 #define HWY_WANT_AVX3_DL
 #define HWY_DISABLED_TARGETS (HWY_AVX3 | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -70,6 +71,9 @@ struct TileSource {
   const uint8_t* high = nullptr;   // true high bytes in scratch order, or nullptr: the codes say all
 };
 
+constexpr uint64_t kPairBytes = 2 * kLanes * sizeof(uint16_t);     // weights of one row in two steps
+constexpr uint64_t kRowBlockBytes = kBlockSteps / 2 * kPairBytes;  // and in a block
+
 /// Scratch for tiles that need more than their codes.
 struct TileScratch {
   alignas(64) uint8_t high[f12::kDenseTileBytes];
@@ -120,23 +124,32 @@ inline Slice fused(const Slice& x, const Slice& w, const Slice& p) {
   for (uint32_t i = 0; i < kLanes; ++i) s.f[i] = std::fma(x.f[i], w.f[i], p.f[i]);
   return s;
 }
+inline float word_to_float(const uint8_t* at) {
+  uint16_t word = 0;
+  std::memcpy(&word, at, sizeof word);
+  return std::bit_cast<float>(uint32_t{word} << 16);
+}
 inline Slice from_words(const uint8_t* words) {
   Slice s;
-  for (uint32_t i = 0; i < kLanes; ++i) {
-    uint16_t word = 0;
-    std::memcpy(&word, words + 2 * i, sizeof word);
-    s.f[i] = std::bit_cast<float>(uint32_t{word} << 16);
-  }
+  for (uint32_t i = 0; i < kLanes; ++i) s.f[i] = word_to_float(words + 2 * i);
   return s;
 }
 
-/// The 64 weights of a row in lane order.
-inline void store_floats(const tile::Row& low, const tile::Row& high, float* to) {
+/// The 64 weights of a row as words in lane order, two steps together: [2 pairs of steps][lane quadruple][step][4 lanes].
+inline void interleave_row(const tile::Row& low, const tile::Row& high, uint8_t* to) {
   for (uint32_t b = 0; b < tile::kRowBytes; ++b) {
-    // Byte 16q + 4j + 2s + h is lane 4q + 2s + h of step j.
-    const uint32_t lane = 4 * (b >> 4) + (b & 3);
-    to[((b >> 2) & 3) * kLanes + lane] = std::bit_cast<float>(uint32_t{high.b[b]} << 24 | uint32_t{low.b[b]} << 16);
+    // Byte 16q + 4j + 2s + h: lane 4q + 2s + h of step j.
+    const uint64_t at = ((b >> 3) & 1) * kPairBytes + 16 * (b >> 4) + 2 * (b & 7);
+    to[at] = low.b[b];
+    to[at + 1] = high.b[b];
   }
+}
+/// One step of such a pair.
+template <bool kOdd>
+Slice from_interleaved(const uint8_t* pair) {
+  Slice s;
+  for (uint32_t i = 0; i < kLanes; ++i) s.f[i] = word_to_float(pair + 16 * (i / 4) + (kOdd ? 8 : 0) + 2 * (i % 4));
+  return s;
 }
 
 #else
@@ -207,24 +220,34 @@ HWY_INLINE RowFloats to_floats(const tile::Row& low, const tile::Row& high) {
   return row;
 }
 
-HWY_INLINE void store_floats(const tile::Row& low, const tile::Row& high, float* to) {
-  const RowFloats row = to_floats(low, high);
+/// The 64 weights of a row as words in lane order, two steps together: [2 pairs of steps][lane quadruple][step][4 lanes].
+HWY_INLINE void interleave_row(const tile::Row& low, const tile::Row& high, uint8_t* to) {
+  const tile::RowTag d;
   WEIGHTD_UNROLL
-  for (uint32_t j = 0; j < 4; ++j) {
-    WEIGHTD_UNROLL
-    for (uint32_t p = 0; p < kSlices; ++p) store(row.f[j][p], to + j * kLanes + p * kSliceLanes);
+  for (uint32_t p = 0; p < kSlices; ++p) {
+    hn::StoreU(hn::InterleaveLower(d, low.v[p], high.v[p]), d, to + p * tile::kPartBytes);
+    hn::StoreU(hn::InterleaveUpper(d, low.v[p], high.v[p]), d, to + kPairBytes + p * tile::kPartBytes);
   }
+}
+/// One step of such a pair; `pair` is at the slice.
+template <bool kOdd>
+HWY_INLINE Slice from_interleaved(const uint8_t* pair) {
+  const tile::RowTag16 d16;
+  const auto words = hn::BitCast(d16, hn::LoadU(tile::RowTag(), pair));
+  const auto none = hn::Zero(d16);
+  return hn::BitCast(FloatTag(), kOdd ? hn::InterleaveUpper(d16, none, words) : hn::InterleaveLower(d16, none, words));
 }
 
 #endif  // WEIGHTD_F12_PLAIN
 
 // --- one block: some rows times some tokens over some steps ----------------------------------------------------------------
 
-/// Weights that were decoded to binary32: [16 rows][kBlockSteps][16].
-struct FloatRows {
-  const float* values = nullptr;
-  HWY_INLINE Slice at(uint64_t row, uint64_t step, uint32_t slice) const {
-    return load(values + (row * kBlockSteps + step) * kLanes + slice * kSliceLanes);
+/// Weights of a block in lane order, as interleave_row() leaves them: [16 rows][16 pairs of steps][64 bytes].
+struct LaneRows {
+  const uint8_t* words = nullptr;
+  template <bool kOdd>
+  HWY_INLINE Slice at(uint64_t row, uint64_t pair, uint32_t slice) const {
+    return from_interleaved<kOdd>(words + row * kRowBlockBytes + pair * kPairBytes + slice * (kPairBytes / kSlices));
   }
 };
 
@@ -232,15 +255,31 @@ struct FloatRows {
 struct WordRows {
   const uint8_t* words = nullptr;
   uint64_t stride_bytes = 0;
-  HWY_INLINE Slice at(uint64_t row, uint64_t step, uint32_t slice) const {
-    return from_words(words + row * stride_bytes + (step * kLanes + slice * kSliceLanes) * 2);
+  template <bool kOdd>
+  HWY_INLINE Slice at(uint64_t row, uint64_t pair, uint32_t slice) const {
+    return from_words(words + row * stride_bytes + pair * kPairBytes + (kOdd ? kPairBytes / 2 : 0) + slice * kSliceLanes * 2);
   }
 };
 
-/// sums[token][row] += over `steps` steps, for kRows rows from `row` on and kTokens tokens from `token` on. Lanes never meet, so
-/// each slice goes on its own and all its sums stay in registers.
+/// One step of kRows rows and kTokens tokens; x is at step and slice.
+template <bool kOdd, uint32_t kRows, uint32_t kTokens, typename Weights>
+HWY_INLINE void multiply_step(const Weights& w, uint64_t row, uint64_t pair, uint32_t slice, const float* x,
+                              Slice (&acc)[kTokens][kRows]) {
+  Slice values[kTokens];
+  WEIGHTD_UNROLL
+  for (uint32_t m = 0; m < kTokens; ++m) values[m] = load(x + m * Activations::kTokenStride);
+  WEIGHTD_UNROLL
+  for (uint32_t r = 0; r < kRows; ++r) {
+    const Slice weights = w.template at<kOdd>(row + r, pair, slice);
+    WEIGHTD_UNROLL
+    for (uint32_t m = 0; m < kTokens; ++m) acc[m][r] = fused(values[m], weights, acc[m][r]);
+  }
+}
+
+/// sums[token][row] += over `pairs` pairs of steps, for kRows rows from `row` on and kTokens tokens from `token` on. Lanes never
+/// meet, so each slice goes on its own and all its sums stay in registers.
 template <uint32_t kRows, uint32_t kTokens, typename Weights>
-HWY_NOINLINE void multiply_block(const Weights& w, uint64_t row, uint64_t steps, const Activations& x, uint64_t token,
+HWY_NOINLINE void multiply_block(const Weights& w, uint64_t row, uint64_t pairs, const Activations& x, uint64_t token,
                                  uint64_t first_step, float* sums) {
   for (uint32_t slice = 0; slice < kSlices; ++slice) {
     const float* xs = x.at(token, first_step) + slice * kSliceLanes;
@@ -251,16 +290,9 @@ HWY_NOINLINE void multiply_block(const Weights& w, uint64_t row, uint64_t steps,
       WEIGHTD_UNROLL
       for (uint32_t r = 0; r < kRows; ++r) acc[m][r] = load(to + m * kUnitSums + r * kLanes);
     }
-    for (uint64_t step = 0; step < steps; ++step) {
-      Slice values[kTokens];
-      WEIGHTD_UNROLL
-      for (uint32_t m = 0; m < kTokens; ++m) values[m] = load(xs + (m * x.steps + step) * kLanes);
-      WEIGHTD_UNROLL
-      for (uint32_t r = 0; r < kRows; ++r) {
-        const Slice weights = w.at(row + r, step, slice);
-        WEIGHTD_UNROLL
-        for (uint32_t m = 0; m < kTokens; ++m) acc[m][r] = fused(values[m], weights, acc[m][r]);
-      }
+    for (uint64_t pair = 0; pair < pairs; ++pair) {
+      multiply_step<false>(w, row, pair, slice, xs + 2 * pair * kLanes, acc);
+      multiply_step<true>(w, row, pair, slice, xs + (2 * pair + 1) * kLanes, acc);
     }
     WEIGHTD_UNROLL
     for (uint32_t m = 0; m < kTokens; ++m) {
@@ -270,25 +302,28 @@ HWY_NOINLINE void multiply_block(const Weights& w, uint64_t row, uint64_t steps,
   }
 }
 
-/// `count` tokens (1..kBlockTokens) from `token` on, all rows of the unit.
+/// `count` tokens (1..kTokens) from `token` on, all rows of the unit.
 template <uint32_t kTokens, typename Weights>
-void multiply_tokens(uint64_t count, const Weights& w, uint64_t steps, const Activations& x, uint64_t token, uint64_t first_step,
+void multiply_tokens(uint64_t count, const Weights& w, uint64_t pairs, const Activations& x, uint64_t token, uint64_t first_step,
                      float* sums) {
   if constexpr (kTokens > 1) {
-    if (count < kTokens) return multiply_tokens<kTokens - 1>(count, w, steps, x, token, first_step, sums);
+    if (count < kTokens) return multiply_tokens<kTokens - 1>(count, w, pairs, x, token, first_step, sums);
   }
   // Few tokens leave registers for more rows, which hide the latency of the sums.
   constexpr uint32_t kRows = kTokens * kBlockRows * 2 <= kBlockTokens * kBlockRows ? 2 * kBlockRows : kBlockRows;
   for (uint64_t row = 0; row < kUnitRows; row += kRows) {
-    multiply_block<kRows, kTokens>(w, row, steps, x, token, first_step, sums);
+    multiply_block<kRows, kTokens>(w, row, pairs, x, token, first_step, sums);
   }
 }
 
+/// All tokens, in blocks of nearly the same size.
 template <typename Weights>
-void multiply_all_tokens(const Weights& w, uint64_t steps, const Activations& x, uint64_t first_step, float* sums) {
-  for (uint64_t token = 0; token < x.tokens; token += kBlockTokens) {
-    const uint64_t count = std::min<uint64_t>(kBlockTokens, x.tokens - token);
-    multiply_tokens<kBlockTokens>(count, w, steps, x, token, first_step, sums);
+void multiply_all_tokens(const Weights& w, uint64_t pairs, const Activations& x, uint64_t first_step, float* sums) {
+  const uint64_t blocks = (x.tokens + kBlockTokens - 1) / kBlockTokens;
+  for (uint64_t block = 0; block < blocks; ++block) {
+    const uint64_t token = x.tokens * block / blocks;
+    const uint64_t count = x.tokens * (block + 1) / blocks - token;
+    multiply_tokens<kBlockTokens>(count, w, pairs, x, token, first_step, sums);
   }
 }
 
@@ -311,6 +346,7 @@ class TileWalk {
       group_ = f12::read_group(unit_.records + t / f12::kGroupTiles * f12::kRecordBytes, group_tiles, pool_);
     }
     const uint8_t* codes = unit_.codes + t * f12::kTileBytes;
+    prefetch(codes);
     TileSource tile{codes, codes + 2 * f12::kTilePlaneBytes,
                     tile::patched_high(codes, unit_.windows, group_, in_group, scratch_.high)};
     const uint64_t columns = k_ - t * f12::kTileCols;
@@ -323,6 +359,14 @@ class TileWalk {
   }
 
  private:
+  /// Three planes in turn are more than hardware prefetchers follow: a few tiles ahead, across units too. Past the end of the codes
+  /// a prefetch does nothing.
+  static HWY_INLINE void prefetch(const uint8_t* codes) {
+    constexpr uint64_t kTilesAhead = 4;
+    const auto ahead = reinterpret_cast<uintptr_t>(codes) + kTilesAhead * f12::kTileBytes;
+    for (uint64_t line = 0; line < f12::kTileBytes; line += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(ahead + line));
+  }
+
   f12::UnitPlanes unit_;
   f12::PoolView pool_;
   uint64_t k_ = 0, tiles_ = 0;
@@ -330,8 +374,8 @@ class TileWalk {
   TileScratch scratch_;
 };
 
-/// One tile to binary32, as tile `in_group` of FloatRows.
-HWY_INLINE void tile_to_floats(const TileSource& source, const uint8_t* windows, uint64_t in_group, float* values) {
+/// One tile to words in lane order, as tile `in_group` of LaneRows.
+HWY_INLINE void interleave_tile(const TileSource& source, const uint8_t* windows, uint64_t in_group, uint8_t* words) {
   for (uint32_t g = 0; g < 8; ++g) {
     const uint32_t a = tile::kRowBytes * g;
     const uint32_t b = a + f12::kTilePlaneBytes;
@@ -344,21 +388,21 @@ HWY_INLINE void tile_to_floats(const TileSource& source, const uint8_t* windows,
       high_a = tile::load_row(source.high + a);
       high_b = tile::load_row(source.high + b);
     }
-    float* to = values + (g * kBlockSteps + in_group * 4) * kLanes;
-    store_floats(tile::load_row(source.low + a), high_a, to);
-    store_floats(tile::load_row(source.low + b), high_b, to + 8 * kBlockSteps * kLanes);
+    uint8_t* to = words + g * kRowBlockBytes + in_group * 2 * kPairBytes;
+    interleave_row(tile::load_row(source.low + a), high_a, to);
+    interleave_row(tile::load_row(source.low + b), high_b, to + 8 * kRowBlockBytes);
   }
 }
 
 /// Any number of tokens: a group of tiles is decoded once into the cache, then multiplied with all of them.
 void multiply_unit_blocked(const F12Matrix& w, uint64_t unit, const Activations& x, float* sums) {
-  alignas(64) float values[kUnitRows * kBlockSteps * kLanes];
+  alignas(64) uint8_t words[kUnitRows * kRowBlockBytes];
   std::memset(sums, 0, x.tokens * kUnitSums * sizeof(float));
   TileWalk walk(w, unit);
   for (uint64_t first = 0; first < walk.tiles(); first += f12::kGroupTiles) {
     const uint64_t count = std::min<uint64_t>(f12::kGroupTiles, walk.tiles() - first);
-    for (uint64_t i = 0; i < count; ++i) tile_to_floats(walk.next(first + i), walk.windows(), i, values);
-    multiply_all_tokens(FloatRows{values}, count * 4, x, first * 4, sums);
+    for (uint64_t i = 0; i < count; ++i) interleave_tile(walk.next(first + i), walk.windows(), i, words);
+    multiply_all_tokens(LaneRows{words}, count * 2, x, first * 4, sums);
   }
 }
 
@@ -446,22 +490,24 @@ void multiply_raw_unit(const RawMatrix& w, uint64_t unit, const Activations& x, 
   const uint64_t stride_bytes = w.row_stride * 2;
   const uint8_t* words = bytes_of(w.words) + unit * kUnitRows * stride_bytes;
   const uint64_t rows = std::min<uint64_t>(kUnitRows, w.n - unit * kUnitRows);
-  const uint64_t whole_steps = rows == kUnitRows ? w.k / kLanes : 0;
-  for (uint64_t step = 0; step < whole_steps; step += kBlockSteps) {
-    const uint64_t steps = std::min<uint64_t>(kBlockSteps, whole_steps - step);
-    multiply_all_tokens(WordRows{words + step * kLanes * 2, stride_bytes}, steps, x, step, sums);
+  constexpr uint64_t kPairColumns = 2 * kLanes, kBlockPairs = kBlockSteps / 2;
+  const uint64_t whole_pairs = rows == kUnitRows ? w.k / kPairColumns : 0;
+  for (uint64_t pair = 0; pair < whole_pairs; pair += kBlockPairs) {
+    const uint64_t pairs = std::min<uint64_t>(kBlockPairs, whole_pairs - pair);
+    multiply_all_tokens(WordRows{words + pair * kPairBytes, stride_bytes}, pairs, x, 2 * pair, sums);
   }
-  // What is left, copied so that nothing past a row's end is read: the last columns, or all of a unit that lacks rows.
-  constexpr uint64_t kEdgeSteps = 4;
-  alignas(64) uint8_t edge[kUnitRows * kEdgeSteps * kLanes * 2];
-  for (uint64_t column = whole_steps * kLanes; column < w.k; column += kEdgeSteps * kLanes) {
-    const uint64_t columns = std::min<uint64_t>(kEdgeSteps * kLanes, w.k - column);
-    std::memset(edge, 0, sizeof edge);
-    for (uint64_t row = 0; row < rows; ++row) {
-      std::memcpy(edge + row * kEdgeSteps * kLanes * 2, words + row * stride_bytes + column * 2, columns * 2);
-    }
-    const uint64_t steps = (columns + kLanes - 1) / kLanes;
-    multiply_all_tokens(WordRows{edge, kEdgeSteps * kLanes * 2}, steps, x, column / kLanes, sums);
+  // What is left is copied, so that nothing past a row's end is read: the last columns, or all of a unit that lacks rows. The copy
+  // is filled up with +0, and x has -0 there.
+  alignas(64) uint8_t edge[kUnitRows * kRowBlockBytes];
+  uint64_t columns = 0;
+  for (uint64_t column = whole_pairs * kPairColumns; column < w.k; column += columns) {
+    columns = std::min(w.k - column, Activations::kTokenStride - column % Activations::kTokenStride);
+    const uint64_t pairs = (columns + kPairColumns - 1) / kPairColumns;
+    const uint64_t edge_stride = pairs * kPairBytes;
+    std::memset(edge, 0, kUnitRows * edge_stride);
+    for (uint64_t row = 0; row < rows; ++row)
+      std::memcpy(edge + row * edge_stride, words + row * stride_bytes + column * 2, columns * 2);
+    multiply_all_tokens(WordRows{edge, edge_stride}, pairs, x, column / kLanes, sums);
   }
 }
 

@@ -11,18 +11,22 @@ namespace weightd::kernels::cpu {
 
 inline constexpr uint64_t kLanes = 16;  // partial sums of one output
 inline constexpr uint64_t kUnitRows = f12::kUnitRows;
-inline constexpr uint64_t kBlockSteps =
-    32;  // steps of 16 columns that are multiplied between visits to the accumulators: one f12 group
+inline constexpr uint64_t kBlockSteps = 32;  // steps of 16 columns between visits to the sums in memory: one f12 group
 inline constexpr uint64_t kUnitSums = kUnitRows * kLanes;
 
-/// Some tokens' activations as binary32, converted once for all rows. `steps` whole steps of 16 columns a token, a multiple of 4;
-/// the 16 values of a step stand in the order of the weights' lanes (identity for raw weights); columns past K are -0.
+/// Some tokens' activations as binary32, converted once for all rows. The 16 values of a step stand in the order of the weights'
+/// lanes (that of the columns for raw weights); columns past K are -0. Blocks of 32 steps hold all tokens, so that what is
+/// multiplied together lies together.
 struct Activations {
-  const float* values = nullptr;  // [tokens][steps][16], 64-byte aligned
+  const float* values = nullptr;  // [blocks][tokens][32 steps][16], 64-byte aligned
   uint64_t tokens = 0;
-  uint64_t steps = 0;
 
-  const float* at(uint64_t token, uint64_t step) const { return values + (token * steps + step) * kLanes; }
+  static constexpr uint64_t kTokenStride = kBlockSteps * kLanes;  // floats between tokens of one block
+  static constexpr uint64_t blocks(uint64_t k) { return (k + kTokenStride - 1) / kTokenStride; }
+  static constexpr uint64_t offset(uint64_t tokens, uint64_t token, uint64_t step) {
+    return ((step / kBlockSteps * tokens + token) * kBlockSteps + step % kBlockSteps) * kLanes;
+  }
+  const float* at(uint64_t token, uint64_t step) const { return values + offset(tokens, token, step); }
 };
 
 /// Where the result of one call goes: row `row_begin` of w is column 0 of y.
