@@ -238,7 +238,7 @@ Program::Program(std::string name, const std::string& description, std::vector<s
 Program::~Program() = default;
 
 Verb Program::verb(const std::string& name, const std::string& summary) {
-  CLI::App* app = state_->app.add_subcommand(name, summary)->group("Verbs");
+  CLI::App* app = state_->app.add_subcommand(name, summary)->group("Verbs")->footer("");
   app->add_flag("--json", state_->output.json, "Print JSON for programs instead of text for people");
   app->add_flag("--quiet", state_->output.quiet, "Print nothing but errors");
   State::Entry& entry = state_->verbs.emplace_back();
