@@ -68,7 +68,7 @@ Result<Place> Registry::resolve(const std::string& model, const std::string& dev
     if (generation.command.model == model && generation.state != State::kFailed) having.insert(generation.command.device);
   }
   if (having.size() == 1) return Place{*having.begin(), 0};
-  return Status::invalid_argument("model " + in_quotes(model) + " is on " + std::to_string(having.size()) + " devices: name one");
+  return Status::invalid_argument("model " + in_quotes(model) + " is on " + std::to_string(having.size()) + " devices: name the one that is meant");
 }
 
 std::optional<GenerationId> Registry::find(const std::string& model, const Place& place, State state) const {
