@@ -107,7 +107,7 @@ class Workers : public ::testing::Test {
   void SetUp() override {
     write_checkpoint(daemon_ / "checkpoint");
     run(std::string(WEIGHTPACK) + " pack --quiet " + daemon_ / "checkpoint" + " " + daemon_ / "m.wpk");
-    run(std::string(WEIGHTCTL) + " --socket " + daemon_.control_socket() + " --quiet load m " + daemon_ / "m.wpk");
+    run(std::string(WEIGHTCTL) + " load m " + daemon_ / "m.wpk" + " --quiet --socket " + daemon_.control_socket());
   }
   control::Client control() {
     control::Options options;
