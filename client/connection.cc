@@ -14,6 +14,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kLongestPause{5'000};
+constexpr milliseconds kLongestCall{std::chrono::hours(24 * 365)};  // so that sums of times do not overflow
 constexpr size_t kMaxQueuedEvents = 1024;
 constexpr size_t kMaxOwed = 1024;
 
@@ -64,10 +65,11 @@ class Connection::Turn {
 };
 
 Connection::Connection(const ClientOptions& options, std::string socket_path, std::string name)
-    : options_(options),
+    : call_timeout_(std::clamp(options.call_timeout, milliseconds{0}, kLongestCall)),
+      shortest_pause_(std::clamp(options.reconnect_backoff, milliseconds{0}, kLongestPause)),
       socket_path_(std::move(socket_path)),
       name_(std::move(name)),
-      pause_(std::clamp(options.reconnect_backoff, milliseconds{0}, kLongestPause)) {}
+      pause_(shortest_pause_) {}
 
 Result<std::shared_ptr<Connection>> Connection::open(const ClientOptions& options) {
   std::string name =
@@ -75,7 +77,7 @@ Result<std::shared_ptr<Connection>> Connection::open(const ClientOptions& option
   std::shared_ptr<Connection> connection(
       new Connection(options, socket_path_or(options.socket_path, "WEIGHTD_SOCKET", "/run/weightd/weightd.sock"), std::move(name)));
   const Turn turn(*connection);
-  WEIGHTD_RETURN_IF_ERROR(connection->reconnect(deadline_in(options.call_timeout)));
+  WEIGHTD_RETURN_IF_ERROR(connection->reconnect(deadline_in(connection->call_timeout_)));
   return connection;
 }
 
@@ -86,7 +88,7 @@ Status Connection::refuse_fork() const {
 Result<std::vector<ModelInfo>> Connection::list() {
   WEIGHTD_RETURN_IF_ERROR(refuse_fork());
   const Turn turn(*this);
-  WEIGHTD_ASSIGN_OR_RETURN(const Rpc::Reply reply, ask(ipc::ListRequest{}, options_.call_timeout));
+  WEIGHTD_ASSIGN_OR_RETURN(const Rpc::Reply reply, ask(ipc::ListRequest{}, call_timeout_));
   const auto* models = std::get_if<ipc::ModelsReply>(&reply.body);
   if (models == nullptr) return wrong_kind();
   std::vector<ModelInfo> infos;
@@ -102,7 +104,7 @@ Result<std::shared_ptr<Lease>> Connection::acquire(std::string_view name, const 
   const Turn turn(*this);
   const ipc::AcquireRequest request{std::string(name), options.device, wire_milliseconds(options.wait), ""};
   const milliseconds wait{request.wait_ms};
-  WEIGHTD_ASSIGN_OR_RETURN(Rpc::Reply reply, ask(request, options_.call_timeout + wait));
+  WEIGHTD_ASSIGN_OR_RETURN(Rpc::Reply reply, ask(request, call_timeout_ + wait));
   const auto* acquired = std::get_if<ipc::AcquiredReply>(&reply.body);
   if (acquired == nullptr) return wrong_kind();
   Result<std::shared_ptr<Mapping>> mapping = share_or_map(*acquired, std::move(reply.fds));
@@ -113,7 +115,7 @@ Result<std::shared_ptr<Lease>> Connection::acquire(std::string_view name, const 
 Result<std::vector<Event>> Connection::poll_events() {
   WEIGHTD_RETURN_IF_ERROR(refuse_fork());
   const Turn turn(*this);
-  const Status connected = ensure_connected(deadline_in(options_.call_timeout));
+  const Status connected = ensure_connected(deadline_in(call_timeout_));
   if (!connected.ok() && events_.empty()) return connected;
   std::vector<Event> events(std::make_move_iterator(events_.begin()), std::make_move_iterator(events_.end()));
   events_.clear();
@@ -147,7 +149,7 @@ Status Connection::end(const std::shared_ptr<Mapping>& mapping, bool wait_for_da
   Status told = give_back_ended(true);
   if (rpc_ != nullptr && rpc_->lost()) note_loss();
   // A daemon that came back learns of the end now, not at some later call.
-  if (rpc_ == nullptr && !owed_.empty()) (void)ensure_connected(deadline_in(options_.call_timeout));
+  if (rpc_ == nullptr && !owed_.empty()) (void)ensure_connected(deadline_in(call_timeout_));
   return told;
 }
 
@@ -161,7 +163,7 @@ Status Connection::give_back_ended(bool wait_for_daemon) {
   for (const std::shared_ptr<Mapping>& mapping : ended) {
     std::erase_if(mappings_, [&](const std::weak_ptr<Mapping>& known) { return known.lock() == mapping; });
     if (mapping->link == Mapping::Link::kAttached && wait_for_daemon) {
-      const Status told = rpc_->call(ipc::ReleaseRequest{mapping->lease}, deadline_in(options_.call_timeout)).status();
+      const Status told = rpc_->call(ipc::ReleaseRequest{mapping->lease}, deadline_in(call_timeout_)).status();
       if (told.code() == StatusCode::kDeadlineExceeded) result = told;
     } else if (mapping->link == Mapping::Link::kAttached) {
       rpc_->post(ipc::ReleaseRequest{mapping->lease});
@@ -178,7 +180,7 @@ Status Connection::give_back_ended(bool wait_for_daemon) {
 Result<Rpc::Reply> Connection::ask(const RequestBody& body, milliseconds timeout) {
   const ipc::Deadline deadline = deadline_in(timeout);
   std::function<void()> meanwhile;
-  if (timeout > options_.call_timeout) {
+  if (timeout > call_timeout_) {
     meanwhile = [this] { (void)give_back_ended(false); };
   }
   for (bool again = false;; again = true) {
@@ -211,7 +213,7 @@ Status Connection::ensure_connected(ipc::Deadline deadline) {
   }
   Status status = reconnect(deadline);
   if (status.ok()) {
-    pause_ = std::clamp(options_.reconnect_backoff, milliseconds{0}, kLongestPause);
+    pause_ = shortest_pause_;
     return status;
   }
   last_failure_ = status;

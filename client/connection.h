@@ -64,7 +64,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] std::shared_ptr<Mapping> find_shared(const ModelInfo& info);
 
   const HomeProcess home_;
-  const ClientOptions options_;
+  const std::chrono::milliseconds call_timeout_, shortest_pause_;
   const std::string socket_path_, name_;
   std::atomic<int> event_fd_{-1};
 

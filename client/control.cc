@@ -71,8 +71,12 @@ std::vector<Lease> leases_of(std::vector<ipc::LeaseSummary> summaries) {
   return leases;
 }
 
-// What the daemon may take beyond the time it was given: its answer's way back.
-constexpr milliseconds kAnswerMargin{5'000};
+/// How long to wait for the answer to something that was given `timeout`: a little longer, since the daemon answers at that time.
+/// Without one the daemon's own limits apply, and a daemon that ends is noticed in any case.
+milliseconds answer_limit(milliseconds timeout) {
+  constexpr milliseconds kMargin{5'000};
+  return timeout > milliseconds{0} ? timeout + kMargin : milliseconds::max();
+}
 
 }  // namespace
 
@@ -134,7 +138,7 @@ Result<Model> Client::load(std::string_view model, std::string_view path, std::s
   WEIGHTD_RETURN_IF_ERROR(detail::check_text("the path", path, ipc::kMaxTextBytes));
   WEIGHTD_RETURN_IF_ERROR(detail::check_text("the device", device));
   const ipc::LoadRequest request{std::string(model), std::string(path), std::string(device), detail::wire_milliseconds(timeout)};
-  WEIGHTD_ASSIGN_OR_RETURN(ipc::LoadedReply reply, state_->ask<ipc::LoadedReply>(request, timeout + kAnswerMargin));
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::LoadedReply reply, state_->ask<ipc::LoadedReply>(request, answer_limit(timeout)));
   return model_of(std::move(reply.model));
 }
 
@@ -142,14 +146,15 @@ Result<Unloaded> Client::unload(std::string_view model, std::string_view device,
   WEIGHTD_RETURN_IF_ERROR(detail::check_model_name(model));
   WEIGHTD_RETURN_IF_ERROR(detail::check_text("the device", device));
   const ipc::UnloadRequest request{std::string(model), std::string(device), detail::wire_milliseconds(timeout)};
-  WEIGHTD_ASSIGN_OR_RETURN(ipc::UnloadedReply reply, state_->ask<ipc::UnloadedReply>(request, timeout + kAnswerMargin));
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::UnloadedReply reply, state_->ask<ipc::UnloadedReply>(request, answer_limit(timeout)));
   return Unloaded{reply.freed, reply.bytes, leases_of(std::move(reply.holders))};
 }
 
 Result<Verified> Client::verify(std::string_view model, milliseconds timeout) {
   WEIGHTD_RETURN_IF_ERROR(detail::check_model_name(model));
   WEIGHTD_ASSIGN_OR_RETURN(ipc::VerifiedReply reply,
-                           state_->ask<ipc::VerifiedReply>(ipc::VerifyRequest{std::string(model)}, timeout));
+                           state_->ask<ipc::VerifiedReply>(ipc::VerifyRequest{std::string(model)},
+                                                           timeout > milliseconds{0} ? timeout : milliseconds::max()));
   Verified verified;
   verified.blocks = reply.blocks;
   verified.bytes = reply.bytes;

@@ -732,6 +732,37 @@ TEST(Connection, DescriptorsDoNotCrossExec) {
   EXPECT_NE(::fcntl(client.event_fd(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
+// The daemon's descriptors come back to the process that made them: on the host that is a mapping like any other.
+TEST(Connection, CO_061_DaemonAndClientInOneProcess) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  const auto model_there = small_model("a", 1);
+  daemon.publish(model_there);
+  Client client = Client::connect(options_for(folder / "s")).value();
+  Model model = client.acquire("a").value();
+  EXPECT_EQ(first_word(model), 0x3f80);
+  EXPECT_TRUE(model.release().ok());
+  EXPECT_EQ(ipc::read_sealed_memfd(model_there->table_fd.get(), model_there->table_bytes, 1 << 20)->size(),
+            model_there->table_bytes)
+      << "the daemon's own descriptors stay open";
+  EXPECT_EQ(first_word(client.acquire("a").value()), 0x3f80);
+}
+
+TEST(Connection, TheLongestTimesDoNotOverflow) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  daemon.publish(small_model("a", 1));
+  ClientOptions options = options_for(folder / "s");
+  options.call_timeout = milliseconds::max();
+  options.reconnect_backoff = milliseconds::max();
+  Client client = Client::connect(options).value();
+  AcquireOptions acquire;
+  acquire.wait = milliseconds::max();
+  EXPECT_TRUE(client.acquire("a", acquire).ok());
+  acquire.wait = milliseconds::min();
+  EXPECT_TRUE(client.acquire("a", acquire).ok());
+}
+
 TEST(Connection, StartsNoThread) {
   const TempFolder folder;
   FakeDaemon daemon(folder / "s");

@@ -66,6 +66,7 @@ struct Verified {
   std::vector<std::string> bad_tensors;
 };
 
+/// `timeout` of load, unload and verify replaces Options::timeout; 0 leaves it to the daemon's own limits, however long they are.
 class Client {
  public:
   [[nodiscard]] static Result<Client> connect(const Options& options = {});
