@@ -506,7 +506,7 @@ class Validator {
     use.has_name |= tensor.name == storage.name;
     if (storage.merged) return check_merged_member(tensor, storage, field);
     if (tensor.row_begin != 0) return Status::corruption(field + ": rowBegin in a storage that is not merged");
-    if (storage.encoding == Encoding::kRaw) return expect_bytes(field + ": storage", storage.logical_bytes, tensor.logical_bytes);
+    if (storage.encoding == Encoding::kRaw) return expect_bytes(field + ": logicalBytes", tensor.logical_bytes, storage.logical_bytes);
     return check_matrix_shape(tensor, storage, field);
   }
 
