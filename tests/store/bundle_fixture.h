@@ -18,15 +18,15 @@
 /// What the tests of packer, unpacker and verifier share.
 namespace weightd::testing {
 
-#define WEIGHTD_ASSERT_OK(expression)                                                   \
-  do {                                                                                  \
+#define WEIGHTD_ASSERT_OK(expression)                                                           \
+  do {                                                                                          \
     const ::weightd::Status weightd_assert_status_ = ::weightd::testing::status_of(expression); \
-    ASSERT_TRUE(weightd_assert_status_.ok()) << weightd_assert_status_.to_string();     \
+    ASSERT_TRUE(weightd_assert_status_.ok()) << weightd_assert_status_.to_string();             \
   } while (false)
-#define WEIGHTD_EXPECT_OK(expression)                                                   \
-  do {                                                                                  \
+#define WEIGHTD_EXPECT_OK(expression)                                                           \
+  do {                                                                                          \
     const ::weightd::Status weightd_assert_status_ = ::weightd::testing::status_of(expression); \
-    EXPECT_TRUE(weightd_assert_status_.ok()) << weightd_assert_status_.to_string();     \
+    EXPECT_TRUE(weightd_assert_status_.ok()) << weightd_assert_status_.to_string();             \
   } while (false)
 
 inline const Status& status_of(const Status& status) { return status; }
@@ -110,7 +110,8 @@ inline void expect_round_trip(const std::string& checkpoint, const std::string& 
 }
 
 /// The same for one file.
-inline void expect_round_trip(const TempDir& dir, const SafetensorsBuilder& file, const store::PackOptions& options = pack_options()) {
+inline void expect_round_trip(const TempDir& dir, const SafetensorsBuilder& file,
+                              const store::PackOptions& options = pack_options()) {
   std::filesystem::create_directory(dir / "in");
   file.write(dir / "in/model.safetensors");
   expect_round_trip(dir / "in/model.safetensors", dir / "in", {"model.safetensors"}, dir / "model.wpk", dir / "out", options);

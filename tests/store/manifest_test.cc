@@ -162,7 +162,8 @@ Manifest sound_manifest() {
 }
 
 uint64_t manifest_offset(const Manifest& m) {
-  return m.sections.empty() ? kHeaderBytes : f12::align_up(m.sections.back().offset_bytes + m.sections.back().size_bytes, kSectionAlign);
+  return m.sections.empty() ? kHeaderBytes
+                            : f12::align_up(m.sections.back().offset_bytes + m.sections.back().size_bytes, kSectionAlign);
 }
 
 TEST(Manifest, SurvivesTheWayThroughBytes) {
@@ -199,10 +200,10 @@ TEST(Manifest, ResidencyFollowsTheRules) {
   ASSERT_EQ(fast.placements.size(), 5U);
   // 3 units, 1 tile, 1 group: codes 4608, windows 48, records 96; then the raw tensor of 6 bytes; the stale one is left out.
   const std::vector<std::tuple<uint32_t, PlaneKind, uint64_t, uint64_t>> expected = {{0, PlaneKind::kCodes, 0, 4608},
-                                                                                      {0, PlaneKind::kWindows, 4608, 48},
-                                                                                      {0, PlaneKind::kRecords, 4864, 96},
-                                                                                      {1, PlaneKind::kRaw, 5120, 6},
-                                                                                      {0, PlaneKind::kPool, 5376, 32}};
+                                                                                     {0, PlaneKind::kWindows, 4608, 48},
+                                                                                     {0, PlaneKind::kRecords, 4864, 96},
+                                                                                     {1, PlaneKind::kRaw, 5120, 6},
+                                                                                     {0, PlaneKind::kPool, 5376, 32}};
   for (size_t i = 0; i < expected.size(); ++i) {
     const Placement& p = fast.placements[i];
     EXPECT_EQ(std::make_tuple(p.storage, p.kind, p.arena_offset_bytes, p.size_bytes), expected[i]) << i;
@@ -272,24 +273,39 @@ const std::vector<BadManifest>& bad_manifests() {
       {"source 7 is out of range", [](Manifest& m) { m.tensors[3].source = 7; }},
       {"storage 3 does not exist", [](Manifest& m) { m.tensors[3].storage = 3; }},
       {"its dtype differs", [](Manifest& m) { m.tensors[2].dtype = DType::kI16; }},
-      {"the shape overflows", [](Manifest& m) { m.tensors[2].shape = {UINT64_MAX, 2}; }},
+      {"the shape overflows",
+       [](Manifest& m) {
+         m.tensors[2].shape = {UINT64_MAX, 2};
+       }},
       {"not a whole number of bytes", [](Manifest& m) { m.tensors[2].dtype = m.storages[1].dtype = DType::kF4; }},
       {"logicalBytes: expected 8 bytes, have 6", [](Manifest& m) { m.tensors[2].shape = {4}; }},
       {"logicalBytes: expected 6 bytes, have 4", [](Manifest& m) { m.tensors[2].shape = {2}, m.tensors[2].logical_bytes = 4; }},
       {"expected to begin at 6144", [](Manifest& m) { m.tensors[2].source_offset_bytes = 6145; }},
       {"tensors: expected 6158 bytes, have 6150", [](Manifest& m) { m.tensors.pop_back(), m.storages[2].resident = false; }},
       {"expected to begin at 6150 of a data area of 6150", [](Manifest& m) { m.sources[0].file_bytes -= 8; }},
-      {"descends or leaves", [](Manifest& m) { m.tensors[3].shape = {0}, m.tensors[3].logical_bytes = 0, m.tensors[3].source_offset_bytes = 9999,
-                                                m.storages[2].logical_bytes = 0, m.sections[7].size_bytes = 0; }},
+      {"descends or leaves",
+       [](Manifest& m) {
+         m.tensors[3].shape = {0}, m.tensors[3].logical_bytes = 0, m.tensors[3].source_offset_bytes = 9999,
+         m.storages[2].logical_bytes = 0, m.sections[7].size_bytes = 0;
+       }},
       {"rowBegin in a storage that is not merged", [](Manifest& m) { m.tensors[2].row_begin = 16; }},
       {"indexed tensors only", [](Manifest& m) { m.tensors[0].indexed = false; }},
-      {"does not fit a merged storage", [](Manifest& m) { m.tensors[0].shape = {64, 16}; }},
+      {"does not fit a merged storage",
+       [](Manifest& m) {
+         m.tensors[0].shape = {64, 16};
+       }},
       {"not whole units", [](Manifest& m) { m.tensors[1].row_begin = 17; }},
       {"not whole units", [](Manifest& m) { m.tensors[1].row_begin = UINT64_MAX - 15; }},
       {"do not cover its rows", [](Manifest& m) { m.tensors[1].row_begin = 0; }},
-      {"no tensor is stored in it", [](Manifest& m) { m.storages.push_back(m.storages[1]), m.storages.back().planes[0].section = 8,
-                                                      m.sections.push_back({m.sections[7].offset_bytes + 4096, 6, {}, {}}); }},
-      {"belongs to nothing", [](Manifest& m) { m.sections.push_back({m.sections[7].offset_bytes + 4096, 0, {}, {}}); }},
+      {"no tensor is stored in it",
+       [](Manifest& m) {
+         m.storages.push_back(m.storages[1]), m.storages.back().planes[0].section = 8,
+                                              m.sections.push_back({m.sections[7].offset_bytes + 4096, 6, {}, {}});
+       }},
+      {"belongs to nothing",
+       [](Manifest& m) {
+         m.sections.push_back({m.sections[7].offset_bytes + 4096, 0, {}, {}});
+       }},
       {"resident must be true exactly", [](Manifest& m) { m.storages[1].resident = false; }},
       {"resident must be true exactly", [](Manifest& m) { m.storages[2].resident = true; }},
       {"not one of its tensors'", [](Manifest& m) { m.storages[1].name = "x"; }},
@@ -303,8 +319,10 @@ const std::vector<BadManifest>& bad_manifests() {
       {"arenaBytes", [](Manifest& m) { m.residencies[0].arena_bytes += kBlockBytes; }},
       {"expected 1 block hashes, have 2", [](Manifest& m) { m.residencies[0].block_hashes.push_back(1); }},
       {"the form occurs twice", [](Manifest& m) { m.residencies.push_back(m.residencies[0]); }},
-      {"outside the arena", [](Manifest& m) { m.residencies[0].form = "x", m.residencies[0].placements[4].size_bytes = kBlockBytes; }},
-      {"outside the arena", [](Manifest& m) { m.residencies[0].form = "x", m.residencies[0].placements[0].arena_offset_bytes = 9; }},
+      {"outside the arena",
+       [](Manifest& m) { m.residencies[0].form = "x", m.residencies[0].placements[4].size_bytes = kBlockBytes; }},
+      {"outside the arena",
+       [](Manifest& m) { m.residencies[0].form = "x", m.residencies[0].placements[0].arena_offset_bytes = 9; }},
       {"tensorsId does not match", [](Manifest& m) { m.tensors_id[0] ^= 1; }},
   };
   return kBad;
@@ -371,8 +389,10 @@ TEST(Manifest, BrokenMessagesAreCorrupt) {
 }
 
 TEST(Manifest, SafeRelativeNames) {
-  for (const char* name : {"a", "a/b", "model-00001-of-00002.safetensors", "...", "a b", "\xc3\xa4"}) EXPECT_TRUE(is_safe_relative_name(name)) << name;
-  for (const char* name : {"", "/", "/a", "a/", "a//b", ".", "..", "./a", "a/.", "a/../b", "../a", "\xff"}) EXPECT_FALSE(is_safe_relative_name(name)) << name;
+  for (const char* name : {"a", "a/b", "model-00001-of-00002.safetensors", "...", "a b", "\xc3\xa4"})
+    EXPECT_TRUE(is_safe_relative_name(name)) << name;
+  for (const char* name : {"", "/", "/a", "a/", "a//b", ".", "..", "./a", "a/.", "a/../b", "../a", "\xff"})
+    EXPECT_FALSE(is_safe_relative_name(name)) << name;
   EXPECT_FALSE(is_safe_relative_name(std::string_view("a\0b", 3)));
   EXPECT_TRUE(is_safe_relative_name(std::string(255, 'a')));
   EXPECT_FALSE(is_safe_relative_name(std::string(256, 'a')));

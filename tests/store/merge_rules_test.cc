@@ -26,16 +26,16 @@ TEST(MergeRules, EachMemberBelongsToOneRule) {
 }
 
 TEST(MergeRules, QkvInTheRulesOrderAndTheFirstMembersPlace) {
-  const auto groups = find({matrix("l.0.k_proj.weight", 16), matrix("l.0.o_proj.weight"), matrix("l.0.q_proj.weight"),
-                            matrix("l.0.v_proj.weight", 32)});
+  const auto groups = find(
+      {matrix("l.0.k_proj.weight", 16), matrix("l.0.o_proj.weight"), matrix("l.0.q_proj.weight"), matrix("l.0.v_proj.weight", 32)});
   ASSERT_EQ(groups.size(), 1U);
   EXPECT_EQ(groups[0].name, "l.0.qkv_proj.weight");
   EXPECT_EQ(groups[0].members, (Members{2, 0, 3}));
 }
 
 TEST(MergeRules, GateAndUpOfEveryExpertApart) {
-  const auto groups = find({matrix("e.1.gate_proj.weight"), matrix("e.1.up_proj.weight"), matrix("e.0.gate_proj.weight"),
-                            matrix("e.0.up_proj.weight")});
+  const auto groups = find(
+      {matrix("e.1.gate_proj.weight"), matrix("e.1.up_proj.weight"), matrix("e.0.gate_proj.weight"), matrix("e.0.up_proj.weight")});
   ASSERT_EQ(groups.size(), 2U);
   EXPECT_EQ(groups[0].name, "e.1.gate_up_proj.weight");
   EXPECT_EQ(groups[0].members, (Members{0, 1}));
@@ -69,10 +69,12 @@ TEST(MergeRules, WhatIsNotMerged) {
 }
 
 TEST(MergeRules, CrossAttentionHasTwoInputs) {
-  EXPECT_TRUE(find({matrix("d.encoder_attn.q_proj.weight"), matrix("d.encoder_attn.k_proj.weight"),
-                    matrix("d.encoder_attn.v_proj.weight")})
-                  .empty());
-  EXPECT_TRUE(find({matrix("d.EncDecAttention.q.weight"), matrix("d.EncDecAttention.k.weight"), matrix("d.EncDecAttention.v.weight")}).empty());
+  EXPECT_TRUE(
+      find({matrix("d.encoder_attn.q_proj.weight"), matrix("d.encoder_attn.k_proj.weight"), matrix("d.encoder_attn.v_proj.weight")})
+          .empty());
+  EXPECT_TRUE(
+      find({matrix("d.EncDecAttention.q.weight"), matrix("d.EncDecAttention.k.weight"), matrix("d.EncDecAttention.v.weight")})
+          .empty());
 }
 
 }  // namespace

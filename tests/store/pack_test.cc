@@ -92,7 +92,8 @@ TEST(Pack, EveryDtypeStaysAsItIs) {
 
 TEST(Pack, HeaderSpacingAndMetadataAreRestored) {
   const TempDir dir;
-  const std::string json = "{ \"__metadata__\" : {\"format\":\"pt\"},\n \"w\" : { \"dtype\":\"BF16\" , \"shape\":[2],\"data_offsets\":[0, 4]} }   ";
+  const std::string json =
+      "{ \"__metadata__\" : {\"format\":\"pt\"},\n \"w\" : { \"dtype\":\"BF16\" , \"shape\":[2],\"data_offsets\":[0, 4]} }   ";
   std::filesystem::create_directory(dir / "in");
   write_file(dir / "in/model.safetensors", st(json, "abcd"));
   expect_round_trip(dir / "in/model.safetensors", dir / "in", {"model.safetensors"}, dir / "b.wpk", dir / "out");
@@ -219,7 +220,8 @@ TEST(Pack, PartsMayLieInDifferentShards) {
   second.add_bf16("x.gate_proj.weight", {32, 512}, trained(32, 512, 2));
   write_sharded(dir / "in", {{"1.safetensors", first}, {"2.safetensors", second}},
                 {{"x.up_proj.weight", "1.safetensors"}, {"x.gate_proj.weight", "2.safetensors"}});
-  expect_round_trip(dir / "in", dir / "in", {"1.safetensors", "2.safetensors", "model.safetensors.index.json"}, dir / "b.wpk", dir / "o");
+  expect_round_trip(dir / "in", dir / "in", {"1.safetensors", "2.safetensors", "model.safetensors.index.json"}, dir / "b.wpk",
+                    dir / "o");
   EXPECT_EQ(open_bundle(dir / "b.wpk").manifest().storages.size(), 1U);
 }
 
@@ -254,7 +256,8 @@ TEST(Pack, CO_008_NumbersInNamesAreNotRead) {
 TEST(Pack, CO_010_NamesAreKeysNeverPaths) {
   const TempDir dir;
   SafetensorsBuilder file;
-  const std::vector<std::string> names = {"../../etc/x", "/abs", "a\nERROR fake line", "\x1b[2J", "", "\"quoted\"", "weights,with,commas"};
+  const std::vector<std::string> names = {"../../etc/x",        "/abs", "a\nERROR fake line", "\x1b[2J", "", "\"quoted\"",
+                                          "weights,with,commas"};
   for (size_t i = 0; i < names.size(); ++i) file.add(names[i], "U8", {1}, std::string(1, static_cast<char>('a' + i)));
   std::filesystem::create_directories(dir / "i");
   std::filesystem::create_directories(dir / "o");
@@ -306,7 +309,10 @@ TEST(Pack, CO_012_DataAtOddAddressesGiveTheSamePayload) {
 TEST(Pack, CO_013_OddLengthBytesInFrontOfOtherTensors) {
   const TempDir dir;
   SafetensorsBuilder file;
-  file.add("a", "U8", {3}, "abc").add_bf16("w", {64, 64}, trained(64, 64, 1)).add("c", "BOOL", {1}, "\x01").add("z", "F32", {2}, "12345678");
+  file.add("a", "U8", {3}, "abc")
+      .add_bf16("w", {64, 64}, trained(64, 64, 1))
+      .add("c", "BOOL", {1}, "\x01")
+      .add("z", "F32", {2}, "12345678");
   expect_round_trip(dir, file);
 }
 
@@ -344,7 +350,8 @@ TEST(Pack, CO_021_StaleTensorsAreKeptButNotPartOfTheModel) {
     write_sharded(folder, {{one, first}, {two, second}}, {{"a", one}, {"b", two}, {"c", two}});
   };
   write(dir / "in", "1.safetensors", "2.safetensors");
-  expect_round_trip(dir / "in", dir / "in", {"1.safetensors", "2.safetensors", "model.safetensors.index.json"}, dir / "b.wpk", dir / "o");
+  expect_round_trip(dir / "in", dir / "in", {"1.safetensors", "2.safetensors", "model.safetensors.index.json"}, dir / "b.wpk",
+                    dir / "o");
   const BundleReader bundle = open_bundle(dir / "b.wpk");
   EXPECT_EQ(decode(bundle, "b"), repeat_word(3, 64));
   ASSERT_EQ(bundle.manifest().tensors.size(), 4U);
@@ -488,7 +495,8 @@ TEST(Pack, CO_038_DataThatDoNotCompress) {
   file.add_bf16("columns", {kSide, kSide}, columns).add_bf16("board", {kSide, kSide}, board);
   expect_round_trip(dir, file);
   const BundleReader bundle = open_bundle(dir / "model.wpk");
-  for (const char* name : {"random", "rows", "columns", "board"}) EXPECT_EQ(storage_of(bundle, name).encoding, Encoding::kRaw) << name;
+  for (const char* name : {"random", "rows", "columns", "board"})
+    EXPECT_EQ(storage_of(bundle, name).encoding, Encoding::kRaw) << name;
   EXPECT_LE(bundle.file_bytes(), std::filesystem::file_size(dir / "in/model.safetensors") * 101 / 100 + (64U << 10));
 }
 
@@ -498,7 +506,8 @@ TEST(Pack, CO_045_SizesAreComputedIn64Bits) {
   static_assert(kWide.raw_bytes() == 4697620480U);
   static_assert(kWide.codes_bytes() == uint64_t{16384} * 140 * 1536);
   Manifest manifest;
-  manifest.sections = {{0, kWide.codes_bytes(), {}, {}}, {0, kWide.windows_bytes(), {}, {}}, {0, kWide.records_bytes(), {}, {}}, {0, 32, {}, {}}};
+  manifest.sections = {
+      {0, kWide.codes_bytes(), {}, {}}, {0, kWide.windows_bytes(), {}, {}}, {0, kWide.records_bytes(), {}, {}}, {0, 32, {}, {}}};
   for (int i = 0; i < 2; ++i) {
     Storage storage;
     storage.encoding = Encoding::kF12;
@@ -522,7 +531,8 @@ TEST(Pack, CO_048_TheSourceIsNotTouched) {
   file.add_bf16("a", {1}, trained(1, 1, 1)).add_bf16("b", {3, 5}, trained(3, 5, 1)).add_bf16("w", {64, 512}, trained(64, 512, 1));
   file.write(dir / "m.safetensors");
   ASSERT_EQ(::chmod((dir / "m.safetensors").c_str(), 0444), 0);
-  struct stat before {}, after {};
+  struct stat before {
+  }, after{};
   ASSERT_EQ(::stat((dir / "m.safetensors").c_str(), &before), 0);
   WEIGHTD_ASSERT_OK(pack(dir / "m.safetensors", dir / "m.wpk", pack_options()));
   ASSERT_EQ(::stat((dir / "m.safetensors").c_str(), &after), 0);
@@ -599,7 +609,8 @@ TEST(Pack, CO_106_TheTensorsIdDoesNotDependOnFilesOrEncoding) {
   first.add("a", "BF16", {64, 512}, a);
   second.add("b", "BF16", {64, 512}, b);
   whole.write(dir / "whole/model.safetensors");
-  write_sharded(dir / "shards", {{"1.safetensors", first}, {"2.safetensors", second}}, {{"a", "1.safetensors"}, {"b", "2.safetensors"}});
+  write_sharded(dir / "shards", {{"1.safetensors", first}, {"2.safetensors", second}},
+                {{"a", "1.safetensors"}, {"b", "2.safetensors"}});
   const auto ids = [&](const std::string& checkpoint, Encoding encoding) {
     PackOptions options = pack_options();
     options.encoding = encoding;

@@ -107,7 +107,8 @@ TEST_F(Unpack, TemporaryNamesMayBeSourceNames) {
   second.add("b", "U8", {1}, "b");
   third.add("c", "U8", {1}, "c");
   const std::vector<std::string> names = {".unpack-0.tmp", ".unpack-1.tmp", "z"};
-  write_sharded(dir_ / "odd", {{names[0], first}, {names[1], second}, {names[2], third}}, {{"a", names[0]}, {"b", names[1]}, {"c", names[2]}});
+  write_sharded(dir_ / "odd", {{names[0], first}, {names[1], second}, {names[2], third}},
+                {{"a", names[0]}, {"b", names[1]}, {"c", names[2]}});
   WEIGHTD_ASSERT_OK(pack(dir_ / "odd", dir_ / "odd.wpk", pack_options()));
   WEIGHTD_ASSERT_OK(unpack(dir_ / "odd.wpk", dir_ / "out", 1, {}));
   EXPECT_EQ(files_below(dir_ / "out"), files_below(dir_ / "odd"));

@@ -15,7 +15,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace weightd::testing;  // NOLINT: the fixture's names
 
-// A bundle with every kind of section: two shards and an index, a merged matrix, f12 with lists and dense groups, raw, a stale tensor.
+// A bundle with every kind of section: two shards and an index, a merged matrix, f12 with lists and dense groups, raw, a stale
+// tensor.
 void write_rich_checkpoint(const std::string& folder) {
   Words noise(3);
   std::vector<uint16_t> patched = trained(128, 1024, 1);
@@ -81,7 +82,8 @@ TEST_F(VerifyRich, CO_103_EveryFlippedBitIsFound) {
   }
   while (positions.size() < 230) positions.push_back(random.next() % bytes_.size());
   for (const size_t position : positions) {
-    const std::string bad = write_damaged([&](std::string& bytes) { bytes[position] = static_cast<char>(bytes[position] ^ (1 << random.next() % 8)); });
+    const std::string bad =
+        write_damaged([&](std::string& bytes) { bytes[position] = static_cast<char>(bytes[position] ^ (1 << random.next() % 8)); });
     const Status status = verify_status(bad);
     EXPECT_FALSE(status.ok()) << "bit in byte " << position;
     EXPECT_THAT(status.message(), HasSubstr("bad.wpk")) << "byte " << position << ": " << status.to_string();
@@ -92,16 +94,20 @@ TEST_F(VerifyRich, DamageNamesSectionAndTensor) {
   const BundleReader sound = open_bundle(dir_ / "m.wpk");
   for (const Plane& plane : storage_of(sound, "w").planes) {
     const Section& section = sound.manifest().sections[plane.section];
-    const std::string bad = write_damaged([&](std::string& bytes) { bytes[section.offset_bytes + section.size_bytes / 2] ^= 0x10; });
-    EXPECT_THAT(verify_status(bad).message(), AllOf(HasSubstr(std::string(plane_name(plane.kind)) + " of 'w'"), HasSubstr("XXH3-128 is")));
+    const std::string bad =
+        write_damaged([&](std::string& bytes) { bytes[section.offset_bytes + section.size_bytes / 2] ^= 0x10; });
+    EXPECT_THAT(verify_status(bad).message(),
+                AllOf(HasSubstr(std::string(plane_name(plane.kind)) + " of 'w'"), HasSubstr("XXH3-128 is")));
   }
 }
 
 TEST_F(VerifyRich, CO_100_TruncatedBundlesSayWhatIsMissing) {
   const size_t size = bytes_.size();
-  for (const size_t length : {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{64}, size_t{4095}, size_t{4096}, size / 2, size - 1, size - 4096}) {
+  for (const size_t length :
+       {size_t{0}, size_t{1}, size_t{7}, size_t{8}, size_t{64}, size_t{4095}, size_t{4096}, size / 2, size - 1, size - 4096}) {
     const std::string bad = write_damaged([&](std::string& bytes) { bytes.resize(length); });
-    const auto expected = AllOf(HasSubstr("expected " + std::to_string(length < 4096 ? 4096 : size)), HasSubstr("have " + std::to_string(length)));
+    const auto expected =
+        AllOf(HasSubstr("expected " + std::to_string(length < 4096 ? 4096 : size)), HasSubstr("have " + std::to_string(length)));
     EXPECT_THAT(verify_status(bad).message(), expected) << length;
     EXPECT_EQ(verify_status(bad).code(), StatusCode::kCorruption) << length;
     const Status unpacked = unpack(bad, dir_ / "out", 1, {}).status();
@@ -137,12 +143,13 @@ TEST_F(VerifyRich, OtherCheckpointsAreFound) {
   EXPECT_THAT(verify_status(dir_ / "other.wpk", dir_ / "more.safetensors").message(), HasSubstr("'x' is not in the bundle"));
   SafetensorsBuilder shape;
   shape.add("w", "BF16", {2, 1}, "abcd").write(dir_ / "shape.safetensors");
-  EXPECT_THAT(verify_status(dir_ / "other.wpk", dir_ / "shape.safetensors").message(), HasSubstr("BF16 [2] in the bundle, BF16 [2, 1]"));
+  EXPECT_THAT(verify_status(dir_ / "other.wpk", dir_ / "shape.safetensors").message(),
+              HasSubstr("BF16 [2] in the bundle, BF16 [2, 1]"));
 }
 
 // A bundle whose sections are sound but whose tensor is not what was packed: what a wrong encoder would give.
-void rewrite(const std::string& from, const std::string& to, const std::function<void(Manifest&, std::string&, const Storage&)>& change,
-             std::string_view tensor) {
+void rewrite(const std::string& from, const std::string& to,
+             const std::function<void(Manifest&, std::string&, const Storage&)>& change, std::string_view tensor) {
   const BundleReader source = open_bundle(from);
   Manifest manifest = source.manifest();
   auto writer = BundleWriter::create(to, 0);
@@ -168,10 +175,12 @@ TEST(Verify, CO_036_ComparesBitsNotValues) {
   file.write(dir / "m.safetensors");
   WEIGHTD_ASSERT_OK(pack(dir / "m.safetensors", dir / "m.wpk", pack_options()));
   WEIGHTD_EXPECT_OK(verify_status(dir / "m.wpk", dir / "m.safetensors", true));
-  rewrite(dir / "m.wpk", dir / "bad.wpk", [](Manifest&, std::string& bytes, const Storage&) { bytes[11] = '\0'; }, "nan");
+  rewrite(
+      dir / "m.wpk", dir / "bad.wpk", [](Manifest&, std::string& bytes, const Storage&) { bytes[11] = '\0'; }, "nan");
   EXPECT_THAT(verify_status(dir / "bad.wpk", dir / "m.safetensors").message(),
               HasSubstr("tensor 'nan': element 5 [1, 2]: bundle 0x0000, checkpoint 0x8000"));
-  EXPECT_THAT(verify_status(dir / "bad.wpk").message(), AllOf(HasSubstr("tensor 'nan'"), HasSubstr("XXH3-128 of the decoded bytes")));
+  EXPECT_THAT(verify_status(dir / "bad.wpk").message(),
+              AllOf(HasSubstr("tensor 'nan'"), HasSubstr("XXH3-128 of the decoded bytes")));
 }
 
 TEST(Verify, FirstDifferenceInACodedMatrix) {
@@ -185,7 +194,8 @@ TEST(Verify, FirstDifferenceInACodedMatrix) {
     bytes[storage.geometry.tiles() * f12::kTileBytes] = static_cast<char>(bytes[storage.geometry.tiles() * f12::kTileBytes] ^ 1);
   };
   rewrite(dir / "m.wpk", dir / "bad.wpk", flip, "w");
-  EXPECT_THAT(verify_status(dir / "bad.wpk", dir / "m.safetensors").message(), HasSubstr("tensor 'w': element 8192 [16, 0]: bundle 0x"));
+  EXPECT_THAT(verify_status(dir / "bad.wpk", dir / "m.safetensors").message(),
+              HasSubstr("tensor 'w': element 8192 [16, 0]: bundle 0x"));
 }
 
 TEST(Verify, WrongBlockHashIsFound) {
@@ -195,7 +205,9 @@ TEST(Verify, WrongBlockHashIsFound) {
   file.add("big", "U8", {3'000'000}, words.bytes(3'000'000)).add_bf16("w", {64, 512}, trained(64, 512, 1));
   file.write(dir / "m.safetensors");
   WEIGHTD_ASSERT_OK(pack(dir / "m.safetensors", dir / "m.wpk", pack_options()));
-  rewrite(dir / "m.wpk", dir / "bad.wpk", [](Manifest& manifest, std::string&, const Storage&) { manifest.residencies[0].block_hashes[2] ^= 1; }, "w");
+  rewrite(
+      dir / "m.wpk", dir / "bad.wpk",
+      [](Manifest& manifest, std::string&, const Storage&) { manifest.residencies[0].block_hashes[2] ^= 1; }, "w");
   EXPECT_THAT(verify_status(dir / "bad.wpk").message(), AllOf(HasSubstr("block 2 of the resident form"), HasSubstr("'big'")));
 }
 
@@ -209,7 +221,8 @@ TEST(Verify, BlockHashesAreThoseOfTheArena) {
   for (const Placement& placement : fast.placements) {
     for (const Plane& plane : bundle.manifest().storages[placement.storage].planes) {
       if (plane.kind != placement.kind) continue;
-      WEIGHTD_ASSERT_OK(bundle.read(plane.section, 0, std::span(arena).subspan(placement.arena_offset_bytes, placement.size_bytes)));
+      WEIGHTD_ASSERT_OK(
+          bundle.read(plane.section, 0, std::span(arena).subspan(placement.arena_offset_bytes, placement.size_bytes)));
     }
   }
   EXPECT_EQ(block_hashes(arena, 1), fast.block_hashes);
