@@ -29,20 +29,21 @@ int lowest_free_fd() {
   return fd.get();
 }
 
-void send_piece(int socket, const uint8_t* data, size_t size, bool with_fd) {
+/// `carried` goes along unless it is negative. Not the socket itself: held by the channel, it would keep its own connection open.
+void send_piece(int socket, const uint8_t* data, size_t size, int carried) {
   iovec part{const_cast<uint8_t*>(data), size};
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  if (with_fd) {
+  if (carried >= 0) {
     message.msg_control = control;
     message.msg_controllen = sizeof(control);
     cmsghdr* rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(rights), &socket, sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &carried, sizeof(int));
   }
   WEIGHTD_CHECK(::sendmsg(socket, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == static_cast<ssize_t>(size));
 }
@@ -69,9 +70,10 @@ void run(const uint8_t* data, size_t size, uint8_t cuts, uint8_t fds) {
   options.receive = {kBodyLimit, kFdLimit};
   Channel channel(std::move(pair->first), options);
   const size_t step = cuts == 0 ? size : 1 + cuts % 61U;
+  const UniqueFd carried(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   size_t piece = 0;
   for (size_t at = 0; at < size; at += step, ++piece) {
-    send_piece(pair->second.get(), data + at, std::min(step, size - at), piece < 8 && (fds >> piece & 1) != 0);
+    send_piece(pair->second.get(), data + at, std::min(step, size - at), piece < 8 && (fds >> piece & 1) != 0 ? carried.get() : -1);
     if (!drain(channel)) return;
   }
   pair->second.reset();
