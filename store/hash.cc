@@ -128,9 +128,9 @@ void BlockHasher::zeros(uint64_t count) {
   block_.resize(kBlockBytes);
   const std::span<const std::byte, kBlockBytes> block = std::span<const std::byte>(block_).first<kBlockBytes>();
   const uint64_t filled = position_ % kBlockBytes;
-  const uint64_t head = std::min(count, (kBlockBytes - filled) % kBlockBytes);  // completes the block that was begun
+  const uint64_t head = std::min(count, kBlockBytes - filled);  // completes the block that was begun
   std::memset(block_.data() + filled, 0, head);
-  if (head != 0 && filled + head == kBlockBytes) hashes_.push_back(block_hash(block));
+  if (filled + head == kBlockBytes) hashes_.push_back(block_hash(block));
   const uint64_t rest = count - head;
   if (rest != 0) {
     std::memset(block_.data(), 0, kBlockBytes);

@@ -168,11 +168,15 @@ TEST(Checkpoint, CO_089_ChangesUnderAnOpenCheckpointAreNoticed) {
   const std::string path = dir / "model.safetensors";
   one_tensor("w", kOnes).write(path);
   {
+    // The same size, a nanosecond later.
+    const auto set_nanosecond = [&](long nanosecond) {
+      const struct timespec times[2] = {{0, UTIME_OMIT}, {1000000000, nanosecond}};
+      ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    };
+    set_nanosecond(0);
     const Checkpoint checkpoint = opened(path);
     EXPECT_TRUE(checkpoint.check_unchanged().ok());
-    // The same size, at another time.
-    const struct timespec times[2] = {{0, UTIME_OMIT}, {1000000000, 1}};
-    ASSERT_EQ(::utimensat(AT_FDCWD, path.c_str(), times, 0), 0);
+    set_nanosecond(1);
     EXPECT_EQ(checkpoint.check_unchanged().code(), StatusCode::kFailedPrecondition);
     EXPECT_THAT(checkpoint.check_unchanged().message(), HasSubstr("model.safetensors: changed"));
   }
