@@ -154,7 +154,7 @@ class ReferenceEncoder {
     std::array<uint8_t, 32> bytes{};
     for (size_t i = 0; i < 8; ++i) bytes[i] = static_cast<uint8_t>(entries.size() > 254 ? 255 : end[i]);
     if (entries.size() <= 6) {
-      std::memcpy(&bytes[8], entries.data(), 4 * entries.size());
+      std::copy_n(reinterpret_cast<const uint8_t*>(entries.data()), 4 * entries.size(), &bytes[8]);
     } else {
       const auto offset = static_cast<uint32_t>(coded_.pool.size() / 16);
       std::memcpy(&bytes[8], &offset, 4);
@@ -723,7 +723,7 @@ TEST(F12, CO_050_EveryRuleIsChecked) {
       {"dense counts that are not all 255", [](Coded& c) { c.records[64] = std::byte{254}; }, "not all 255"},
       {"padding of a list", [](Coded& c) { c.pool[36] = std::byte{1}; }, "padding of the list"},
       {"padding of a dense block", [](Coded& c) { c.pool[48 + 64 * 3] = std::byte{1}; }, "padding of a dense block"},
-      {"pool cut short", [](Coded& c) { c.pool.resize(c.pool.size() - 1); }, "outside the pool"},
+      {"pool cut short", [](Coded& c) { c.pool.pop_back(); }, "outside the pool"},
       {"no pool", [](Coded& c) { c.pool.clear(); }, "outside the pool"},
   };
   for (const Damage& damage : damages) {
