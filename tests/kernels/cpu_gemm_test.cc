@@ -157,10 +157,10 @@ TEST(CpuGemm, CO_051_OddShapesGiveExactIntegers) {
 }
 
 TEST(CpuGemm, CO_051_OddShapesKeepTheOrderOfTheSums) {
-  for (const uint64_t n : {1, 8, 15, 17, 64, 129}) {
-    for (const uint64_t k : {1, 7, 15, 16, 17, 63, 64, 65, 257, 511, 512, 513, 1100}) {
+  for (const uint64_t n : {1U, 8U, 15U, 17U, 64U, 129U}) {
+    for (const uint64_t k : {1U, 7U, 15U, 16U, 17U, 63U, 64U, 65U, 257U, 511U, 512U, 513U, 1100U}) {
       const Weights w(trained(n, k, n + k), n, k);
-      for (const uint64_t m : {1, 2, 3, 5, 6, 7, 13}) expect_contract(w, activations(m, k, k), m);
+      for (const uint64_t m : {1U, 2U, 3U, 5U, 6U, 7U, 13U}) expect_contract(w, activations(m, k, k), m);
     }
   }
 }
@@ -188,7 +188,7 @@ TEST(CpuGemm, CO_044_EveryPairOfDimensionsAroundTheTile) {
 TEST(CpuGemm, CO_052_VocabularySizedHeads) {
   for (const auto& [n, k] : {std::pair<uint64_t, uint64_t>{50257, 96}, {32001, 64}, {51865, 48}, {49155, 128}}) {
     const Weights w(trained(n, k, n), n, k);
-    for (const uint64_t m : {1, 5, 64}) {
+    for (const uint64_t m : {1U, 5U, 64U}) {
       const Words x = activations(m, k, n);
       const Words coded = product(w.coded(), x, m, 2);
       ASSERT_EQ(difference(coded, product(w.raw(), x, m, 2), n), "");
@@ -212,7 +212,7 @@ TEST(CpuGemm, CO_059_AnyBatchGivesTheBitsOfBatchOne) {
   EXPECT_EQ(difference(one, reference_product(x, w.words, 300, n, k), n), "");
   std::vector<uint64_t> batches(130);
   std::iota(batches.begin(), batches.end(), uint64_t{1});
-  for (const uint64_t m : {191, 192, 193, 255, 256, 257, 300}) batches.push_back(m);
+  for (const uint64_t m : {191U, 192U, 193U, 255U, 256U, 257U, 300U}) batches.push_back(m);
   for (const uint64_t m : batches) {
     const Words want(one.begin(), one.begin() + static_cast<ptrdiff_t>(m * n));
     ASSERT_EQ(difference(product(w.coded(), x, m), want, n), "") << m;
@@ -389,7 +389,7 @@ TEST(CpuGemm, OneEscapeAtEveryPositionOfATile) {
 
 TEST(CpuGemm, EscapesInTheRecordInAListAndDense) {
   const uint64_t k = 512;
-  for (const size_t escapes : {1, 6, 7, 254, 255, 900}) {
+  for (const size_t escapes : {1U, 6U, 7U, 254U, 255U, 900U}) {
     Words words(16 * k, 0x3C01);
     for (size_t i = 0; i < escapes; ++i) words[i * 7919 % words.size()] = static_cast<uint16_t>(0x5000 + i);
     const Weights w(words, 16, k);
@@ -493,8 +493,8 @@ TEST(CpuGemm, FloatModeOfTheCallerHasNoInfluence) {
 
 TEST(CpuGemm, CO_041_CO_048_WeightsAndActivationsAreOnlyReadAndOnlyInside) {
   test::for_each_simd_target([] {
-    for (const uint64_t k : {1, 15, 16, 31, 63, 64, 65, 100, 513}) {
-      for (const uint64_t n : {1, 15, 16, 17}) {
+    for (const uint64_t k : {1U, 15U, 16U, 31U, 63U, 64U, 65U, 100U, 513U}) {
+      for (const uint64_t n : {1U, 15U, 16U, 17U}) {
         const Weights w(k % 2 == 0 ? trained(n, k, k) : noise(n * k, k), n, k);
         test::GuardedBytes codes(w.codes), windows(w.windows), records(w.records), pool(w.pool),
             words(std::as_bytes(std::span(w.words)));
@@ -502,7 +502,7 @@ TEST(CpuGemm, CO_041_CO_048_WeightsAndActivationsAreOnlyReadAndOnlyInside) {
         const F12Matrix coded{
             codes.span().data(), windows.span().data(), records.span().data(), pool.span().data(), w.pool.size(), n, k};
         const RawMatrix raw{words.span().data(), n, k, k};
-        for (const uint64_t m : {1, 3, 7}) {
+        for (const uint64_t m : {1U, 3U, 7U}) {
           const Words x = activations(m, k, m);
           test::GuardedBytes x_bytes(std::as_bytes(std::span(x))), y_bytes(m * n * 2);
           x_bytes.make_read_only();
@@ -546,7 +546,7 @@ TEST(CpuGemm, CO_055_AnyAlignment) {
   const Weights w(trained(n, k, 55), n, k);
   const Words x = activations(m, k, 55);
   const Words want = reference_product(x, w.words, m, n, k);
-  for (const uint64_t shift : {1, 2, 4, 5}) {  // elements: 2, 4, 8, 10 bytes
+  for (const uint64_t shift : {1U, 2U, 4U, 5U}) {  // elements: 2, 4, 8, 10 bytes
     const uint64_t x_stride = k + shift, y_stride = n + 2 * shift + 1;
     Words xs(shift + m * x_stride, 0x7FC0), ys(shift + m * y_stride, 0xDEAD);
     for (uint64_t t = 0; t < m; ++t) std::copy_n(&x[t * k], k, &xs[shift + t * x_stride]);
@@ -578,9 +578,9 @@ TEST(CpuGemm, CO_055_AnyAlignment) {
 
 TEST(CpuGemm, CO_056_EveryOutputIsWrittenAndNothingElse) {
   const uint64_t k = 64, canary = 2048;
-  for (const uint64_t n : {1440, 1472, 1536, 1537}) {
+  for (const uint64_t n : {1440U, 1472U, 1536U, 1537U}) {
     const Weights w(small_integers(n * k, n), n, k);
-    for (const uint64_t m : {1, 63, 64, 65}) {
+    for (const uint64_t m : {1U, 63U, 64U, 65U}) {
       const Words x = small_integers(m * k, m);
       Words buffer(canary + m * n + canary, 0xDEAD);
       ASSERT_TRUE(gemm(w.coded(), {0, n}, x_view(x, m, k), {buffer.data() + canary, m, n, static_cast<int64_t>(n)}, 2).ok());
@@ -720,7 +720,7 @@ TEST(CpuDecompress, AnyRowsAnyThreads) {
 TEST(CpuDecompress, CO_042_OutputOfTheWrongSizeIsRefused) {
   const Weights w(noise(64 * 64, 42), 64, 64);
   std::vector<std::byte> buffer(4096 + 8192 + 4096, std::byte{0xCC});
-  for (const size_t size : {8190, 8191, 8193, 0}) {
+  for (const size_t size : {8190U, 8191U, 8193U, 0U}) {
     EXPECT_EQ(decompress(w.coded(), 0, 64, std::span(buffer).subspan(4096, size), 1).code(), StatusCode::kInvalidArgument);
   }
   EXPECT_THAT(buffer, testing::Each(std::byte{0xCC}));
