@@ -17,6 +17,7 @@
 #define HWY_TARGET_INCLUDE "store/f12.cc"
 #define HWY_WANT_AVX3_DL
 #define HWY_DISABLED_TARGETS (HWY_AVX3 | HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 

@@ -27,14 +27,16 @@ struct F12Stats {
 ///   pool     lists and dense blocks are appended, each padded to 16 bytes; `pool_offset_bytes` is where pool[0] lies in the
 ///            model's pool (a multiple of 16) and goes into the records
 /// Uses `threads` threads (<= 0: one per core); allocates a few KiB a thread beside pool, and each thread's part of pool twice. kInvalidArgument for sizes that do not
-/// fit, kResourceExhausted when a pool offset passes 2^32 * 16 bytes; on failure the outputs are unspecified, pool keeps its size.
+/// fit, kResourceExhausted when a pool offset passes 2^32 * 16 bytes or memory is out; on failure the outputs are unspecified and pool
+/// keeps its size. `stats` is added to.
 Status f12_encode(std::span<const std::byte> words, const f12::Geometry& geometry, uint64_t unit_begin, uint64_t unit_end,
                   std::span<std::byte> codes, std::span<std::byte> windows, std::span<std::byte> records,
                   std::vector<std::byte>& pool, uint64_t pool_offset_bytes, int threads, F12Stats* stats = nullptr);
 
-/// Checks everything a decoder relies on: windows <= 120, padding rows 0, counts monotone, entries sorted and inside the group and
-/// the matrix, unused words zero, list and dense offsets inside the pool. Spans hold the units [unit_begin, unit_end).
-/// kCorruption names unit, group and rule. `pool` is the whole pool of the model, or the part from pool_offset_bytes on.
+/// Checks everything a decoder relies on: windows <= 120, windows and codes of padding 0, counts monotone, entries sorted and inside the
+/// group and the matrix, unused words zero, lists and dense groups inside the pool and, over these units, one after the other without
+/// gaps. Spans hold the units [unit_begin, unit_end). kCorruption names unit, group or tile, and rule; kInvalidArgument for spans of
+/// the wrong size. `pool` is the whole pool of the model, or the part from pool_offset_bytes on.
 Status f12_validate(const f12::Geometry& geometry, uint64_t unit_begin, uint64_t unit_end, std::span<const std::byte> codes,
                     std::span<const std::byte> windows, std::span<const std::byte> records, std::span<const std::byte> pool,
                     uint64_t pool_offset_bytes);

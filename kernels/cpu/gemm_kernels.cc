@@ -346,7 +346,7 @@ class TileWalk {
       group_ = f12::read_group(unit_.records + t / f12::kGroupTiles * f12::kRecordBytes, group_tiles, pool_);
     }
     const uint8_t* codes = unit_.codes + t * f12::kTileBytes;
-    prefetch(codes);
+    tile::prefetch_after(codes);
     TileSource tile{codes, codes + 2 * f12::kTilePlaneBytes,
                     tile::patched_high(codes, unit_.windows, group_, in_group, scratch_.high)};
     const uint64_t columns = k_ - t * f12::kTileCols;
@@ -359,14 +359,6 @@ class TileWalk {
   }
 
  private:
-  /// Three planes in turn are more than hardware prefetchers follow: a few tiles ahead, across units too. Past the end of the codes
-  /// a prefetch does nothing.
-  static HWY_INLINE void prefetch(const uint8_t* codes) {
-    constexpr uint64_t kTilesAhead = 4;
-    const auto ahead = reinterpret_cast<uintptr_t>(codes) + kTilesAhead * f12::kTileBytes;
-    for (uint64_t line = 0; line < f12::kTileBytes; line += 64) hwy::Prefetch(reinterpret_cast<const uint8_t*>(ahead + line));
-  }
-
   f12::UnitPlanes unit_;
   f12::PoolView pool_;
   uint64_t k_ = 0, tiles_ = 0;

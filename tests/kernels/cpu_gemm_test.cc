@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
@@ -592,6 +593,61 @@ TEST(CpuGemm, CO_056_EveryOutputIsWrittenAndNothingElse) {
       EXPECT_EQ(difference(Words(inside, end), product(w.raw(), x, m), n), "");
     }
   }
+}
+
+/// Address space that costs memory only where it is written.
+class SparseBytes {
+ public:
+  explicit SparseBytes(size_t size) : size_(size) {
+    data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    WEIGHTD_CHECK(data_ != MAP_FAILED);
+  }
+  SparseBytes(const SparseBytes&) = delete;
+  SparseBytes& operator=(const SparseBytes&) = delete;
+  ~SparseBytes() { munmap(data_, size_); }
+  [[nodiscard]] std::byte* get() const { return static_cast<std::byte*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+TEST(CpuGemm, CO_045_CO_053_IndexesBeyond32Bits) {
+  // The last rows of a matrix of 2^32 elements and more, tokens and outputs 2^20 elements apart: every offset passes 32 bits.
+  const uint64_t k = 4096, n = (uint64_t{1} << 20) + 7, m = 4100;
+  const Weights tail(trained(16 + 7, k, 45), 16 + 7, k);
+  const uint64_t first_row = n - 23;
+  ASSERT_EQ(first_row % 16, 0U);
+  const f12::Geometry g{n, k, 1}, part{23, k, 1};
+  const uint64_t unit = first_row / 16;
+  const SparseBytes codes(g.codes_bytes()), windows(g.windows_bytes()), records(g.records_bytes()), raw(g.raw_bytes());
+  std::memcpy(codes.get() + unit * g.tiles() * f12::kTileBytes, tail.codes.data(), part.codes_bytes());
+  std::memcpy(windows.get() + unit * 16, tail.windows.data(), part.windows_bytes());
+  std::memcpy(records.get() + unit * g.groups() * f12::kRecordBytes, tail.records.data(), part.records_bytes());
+  std::memcpy(raw.get() + first_row * k * 2, tail.words.data(), tail.words.size() * 2);
+  const F12Matrix coded_view{codes.get(), windows.get(), records.get(), tail.pool.data(), tail.pool.size(), n, k};
+  const RawMatrix raw_view{raw.get(), n, k, k};
+
+  const uint64_t stride = uint64_t{1} << 20;
+  const SparseBytes xs(m * stride * 2), ys(m * stride * 2);
+  auto* x = reinterpret_cast<uint16_t*>(xs.get());
+  auto* y = reinterpret_cast<uint16_t*>(ys.get());
+  const Words last = activations(1, k, 46);
+  std::copy(last.begin(), last.end(), x + (m - 1) * stride);
+  Words want(23);
+  for (uint64_t r = 0; r < 23; ++r) want[r] = reference(last.data(), &tail.words[r * k], k);
+  for (const bool coded : {true, false}) {
+    const ConstBf16Matrix xv{x, m, k, static_cast<int64_t>(stride)};
+    const Bf16Matrix yv{y, m, 23, static_cast<int64_t>(stride)};
+    uint16_t* out = y + (m - 1) * stride;
+    std::fill_n(out, 23, uint16_t{0xDEAD});
+    const Status status = coded ? gemm(coded_view, {first_row, n}, xv, yv, 2) : gemm(raw_view, {first_row, n}, xv, yv, 2);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(Words(out, out + 23), want);
+  }
+  Words decoded(23 * k);
+  ASSERT_TRUE(decompress(coded_view, first_row, n, std::as_writable_bytes(std::span(decoded)), 2).ok());
+  EXPECT_EQ(decoded, tail.words);
 }
 
 // --- refusals ----------------------------------------------------------------------------------------------------------------

@@ -518,6 +518,25 @@ TEST(F12, AnyCutIntoUnitsGivesTheSameBytes) {
   EXPECT_EQ(parts.stats.escapes, whole.stats.escapes);
 }
 
+TEST(F12, CO_045_LastUnitsOfTheLargestMatrix) {
+  const uint64_t n = 0xFFFFFFFF, k = 300;
+  const Geometry g{n, k, 1};
+  const uint64_t first = g.units() - 2;
+  const uint64_t rows = n - first * 16;
+  ASSERT_EQ(rows, 31U);
+  const Words words = mixed_words(rows, k);
+  const Coded alone = encode(words, rows, k);  // the same rows as a matrix of their own
+  Coded part = planes_for(rows, k);
+  const auto source = std::as_bytes(std::span(words));
+  ASSERT_TRUE(f12_encode(source, g, first, g.units(), part.codes, part.windows, part.records, part.pool, 0, 2).ok());
+  EXPECT_TRUE(part == alone);
+  Words decoded(words.size());
+  const Status status = f12_decode(g, first, g.units(), part.codes, part.windows, part.records, part.pool, 0,
+                                   std::as_writable_bytes(std::span(decoded)), 2);
+  ASSERT_TRUE(status.ok()) << status.to_string();
+  EXPECT_EQ(decoded, words);
+}
+
 TEST(F12, AppendsToAPoolThatHasContent) {
   const Words words = with_escapes(512, 40);
   Coded coded = planes_for(16, 512);
