@@ -210,10 +210,11 @@ Json to_json(const View& view) {
 }
 
 Status run(const std::string& path, cli::Output& output) {
-  WEIGHTD_ASSIGN_OR_RETURN(store::BundleReader bundle, store::BundleReader::open(path));
+  Result<store::BundleReader> bundle = store::BundleReader::open(path);
+  if (!bundle.ok()) return advise_about_bundle(output, path, bundle.status());
   WEIGHTD_ASSIGN_OR_RETURN(std::string version, format_version(path));
-  std::vector<StorageShare> shares = storage_shares(bundle.manifest());
-  const View view{std::move(bundle), std::move(version), std::move(shares)};
+  std::vector<StorageShare> shares = storage_shares(bundle->manifest());
+  const View view{*std::move(bundle), std::move(version), std::move(shares)};
   if (output.json) {
     output.emit(to_json(view));
   } else {

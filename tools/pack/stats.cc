@@ -309,6 +309,7 @@ Status run(const StatsArguments& arguments, cli::Output& output) {
   Result<Report> report =
       looks_like_bundle(arguments.path) ? measure_bundle(arguments, bar) : measure_checkpoint(arguments, output, bar);
   bar.clear();
+  if (!report.ok() && looks_like_bundle(arguments.path)) return advise_about_bundle(output, arguments.path, report.status());
   if (!report.ok()) return report.status();
   output.print(class_table(*report) + "\n" + special_table(*report));
   if (output.json) output.emit(to_json(arguments, *report));

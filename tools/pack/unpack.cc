@@ -22,7 +22,7 @@ Status run(const UnpackArguments& arguments, cli::Output& output) {
   bar.clear();
   if (!report.ok()) {
     if (report.status().code() == StatusCode::kAlreadyExists) output.set_hint("name a folder that is empty or does not exist yet");
-    return explain_interrupt(output, report.status());
+    return explain_interrupt(output, advise_about_bundle(output, arguments.bundle, report.status()));
   }
   output.print(printable(arguments.folder) + ": " + cli::counted(report->files, "file") + ", " + human_bytes(report->bytes) +
                ", each equal to its original by SHA-256\n");

@@ -39,6 +39,13 @@ bool looks_like_bundle(const std::string& path) {
   return std::string_view(start.data(), start.size()) == kBundleStart;
 }
 
+Status advise_about_bundle(cli::Output& output, const std::string& path, Status status) {
+  if (status.code() != StatusCode::kCorruption || output.has_hint()) return status;
+  output.set_hint(looks_like_bundle(path) ? "fetch the bundle again, or pack its checkpoint again"
+                                          : "'weightpack pack' makes a bundle of a checkpoint");
+  return status;
+}
+
 double bits_per_weight(uint64_t bytes, uint64_t weights) {
   if (weights == 0) return std::numeric_limits<double>::quiet_NaN();
   return static_cast<double>(bytes) * 8 / static_cast<double>(weights);

@@ -30,6 +30,9 @@ void add_synth(cli::Program& program);
 /// not exist.
 [[nodiscard]] bool looks_like_bundle(const std::string& path);
 
+/// Sets the hint that fits a bundle at `path` that could not be used, and passes the failure on.
+[[nodiscard]] Status advise_about_bundle(cli::Output& output, const std::string& path, Status status);
+
 /// Bits per weight of `bytes` bytes that hold `weights` weights; NaN for no weights.
 [[nodiscard]] double bits_per_weight(uint64_t bytes, uint64_t weights);
 

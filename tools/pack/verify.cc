@@ -25,8 +25,7 @@ Status run(const VerifyArguments& arguments, cli::Output& output) {
                     });
   bar.clear();
   if (!report.ok()) {
-    if (report.status().code() == StatusCode::kCorruption) output.set_hint("fetch the file again, or pack the checkpoint again");
-    return report.status();
+    return advise_about_bundle(output, arguments.bundle, report.status());
   }
   output.print(printable(arguments.bundle) + ": good: " + cli::counted(report->sections, "section") + ", " +
                cli::counted(report->tensors, "tensor") + ", " + human_bytes(report->bytes) +
