@@ -7,7 +7,8 @@
 namespace weightd::kernels {
 namespace {
 
-constexpr uint32_t kWarps = f12::kGroupTiles;  // a block takes a group, a warp one of its tiles
+constexpr uint32_t kWarps = f12::kGroupTiles;
+constexpr uint32_t kRowVectors = 64 + 1;  // 512 columns; one vector more spreads the eight rows of a fragment over the banks
 constexpr uint32_t kMaxGridY = 65535;
 
 struct DecompressArgs {
@@ -20,12 +21,12 @@ struct DecompressArgs {
   bool vector_out;
 };
 
-/// Eight columns of one row.
+/// Eight columns of one row. The caller has checked the row.
 __device__ __forceinline__ void store_piece(const DecompressArgs& args, uint64_t row, uint64_t column, uint4 piece) {
-  if (row < args.begin || row >= args.end || column >= args.w.k) return;
+  if (column >= args.w.k) return;
   uint16_t* out = args.out + static_cast<int64_t>(row - args.begin) * args.out_stride + static_cast<int64_t>(column);
   if (args.vector_out && column + 8 <= args.w.k) {
-    *reinterpret_cast<uint4*>(out) = piece;
+    *reinterpret_cast<uint4*>(out) = piece;  // not streaming: who decompresses reads the words soon, from L2 if they fit
     return;
   }
   const uint32_t words[4] = {piece.x, piece.y, piece.z, piece.w};
@@ -35,35 +36,43 @@ __device__ __forceinline__ void store_piece(const DecompressArgs& args, uint64_t
   }
 }
 
+/// A block takes a group, a warp one tile of it. The words cross the block in shared memory, so that a warp writes 1 KiB of each of
+/// two rows in one go; written straight from the fragments, 64 bytes at a time, they cost 4 % of the bandwidth.
 __global__ void __launch_bounds__(32 * kWarps, 5) decompress_kernel(const __grid_constant__ DecompressArgs args) {
   __shared__ uint4 scratch[kWarps][kScratchVectors];
+  __shared__ uint4 rows[f12::kUnitRows][kRowVectors];
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t lane = threadIdx.x % 32;
   const uint64_t group = blockIdx.x;
   const uint64_t tile = group * f12::kGroupTiles + warp;
-  if (tile >= args.tiles) return;
   for (uint64_t index = blockIdx.y; index < args.unit_count; index += gridDim.y) {
     const uint64_t unit = args.first_unit + index;
-    uint4 v[F12Tile::kVectors];
-    load_tile<F12Tile>(args.w.codes + (unit * args.tiles + tile) * f12::kTileBytes, lane, v);
-    const F12Tile::Windows windows = F12Tile::load_windows(args.w, unit, lane);
-    const Record record = Record::load(args.w.records + (unit * args.groups + group) * f12::kRecordBytes);
-    const Fragments f = F12Tile::decode(v, windows, [&](uint4& ha, uint4& hb) {
-      patch_tile(record, warp, args.w, ptx::shared_address(scratch[warp]), lane, ha, hb);
-    });
-
-    // Lane q of a row holds word q of each 16-byte piece (j, s); after the transposition it holds pieces q and 4 + q.
-    const uint64_t row = unit * f12::kUnitRows + lane / 4;
-    const uint64_t column = tile * f12::kTileCols + 8 * (lane % 4);
+    if (tile < args.tiles) {
+      uint4 v[F12Tile::kVectors];
+      load_tile<F12Tile>(args.w.codes + (unit * args.tiles + tile) * f12::kTileBytes, lane, v);
+      const F12Tile::Windows windows = F12Tile::load_windows(args.w, unit, lane);
+      const Record record = Record::load(args.w.records + (unit * args.groups + group) * f12::kRecordBytes);
+      const Fragments f = F12Tile::decode(v, windows, [&](uint4& ha, uint4& hb) {
+        patch_tile(record, warp, args.w, ptx::shared_address(scratch[warp]), lane, ha, hb);
+      });
+      const uint32_t row = ptx::shared_address(rows[lane / 4]) + 128 * warp + 4 * (lane % 4);
 #pragma unroll
-    for (uint32_t half = 0; half < 2; ++half) {
-#pragma unroll
-      for (uint32_t b = 0; b < 2; ++b) {  // rows g, g + 8
-        uint4 piece = {f.a[2 * half][b], f.a[2 * half][2 + b], f.a[2 * half + 1][b], f.a[2 * half + 1][2 + b]};
-        transpose_quad(lane, piece.x, piece.y, piece.z, piece.w);
-        store_piece(args, row + 8 * b, column + 32 * half, piece);
+      for (uint32_t i = 0; i < 16; ++i) {  // step i / 4, register i % 4: rows + 8 (r % 2), columns + 8 (r / 2)
+        const uint32_t reg = i % 4;
+        ptx::store_shared_word(row + reg % 2 * 8 * sizeof(rows[0]) + i / 4 * 32 + reg / 2 * 16, f.a[i / 4][reg]);
       }
     }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < 4; ++i) {
+      const uint32_t r = 2 * warp + i / 2;
+      const uint32_t piece = i % 2 * 32 + lane;
+      const uint64_t row = unit * f12::kUnitRows + r;
+      if (row >= args.begin && row < args.end) {
+        store_piece(args, row, group * f12::kGroupTiles * f12::kTileCols + 8 * piece, rows[r][piece]);
+      }
+    }
+    __syncthreads();
   }
 }
 

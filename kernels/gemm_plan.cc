@@ -11,8 +11,11 @@ namespace weightd::kernels {
 namespace {
 
 constexpr uint64_t kMaxExtent = std::numeric_limits<uint32_t>::max();
-// More weight bytes in a stage only lengthen the ramp; measured best on Hopper between 24 and 48 KiB.
-constexpr uint32_t kMaxStageWeightBytes = 50 * 1024;
+// Measured on Hopper: where K is cut into many slices, one tile a warp and stage is enough and more stages are better than wider
+// ones; else stages of about 42 KiB are.
+constexpr uint32_t kManySlices = 3;
+constexpr uint32_t kMaxStageWeightBytes = 44 * 1024;
+constexpr uint32_t kMaxStageTiles = 16;
 constexpr uint32_t kMaxStages = 6;
 
 uint64_t ceil_div(uint64_t a, uint64_t b) { return (a + b - 1) / b; }
@@ -36,7 +39,7 @@ bool fit_bulk(const DeviceTraits& device, const GemmRequest& request, GemmPlan& 
   // The widest stage that leaves three of them; else two; else a narrower token block (decided by the caller).
   for (uint32_t wanted_stages : {3U, 2U}) {
     uint32_t widest = plan.slices;
-    while (widest * 2 <= 16 && widest < tiles &&
+    while (plan.slices < kManySlices && widest * 2 <= kMaxStageTiles && widest < tiles &&
            static_cast<uint64_t>(plan.units_per_pass) * widest * 2 * request.tile_bytes <= kMaxStageWeightBytes) {
       widest *= 2;
     }
@@ -57,7 +60,7 @@ bool fit_bulk(const DeviceTraits& device, const GemmRequest& request, GemmPlan& 
 bool fit_direct(const DeviceTraits& device, GemmPlan& plan) {
   plan.stages = 2;
   for (uint32_t width : {4 * plan.slices, 2 * plan.slices, plan.slices}) {
-    if (width > 16 && width > plan.slices) continue;
+    if (width > kMaxStageTiles && width > plan.slices) continue;
     plan.tiles_per_stage = width;
     const uint64_t bytes = DirectShared(plan).total_bytes;
     if (bytes <= device.shared_bytes) {

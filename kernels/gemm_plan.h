@@ -48,7 +48,7 @@ struct GemmRequest {
   bool tensor_copy = false;       // allows_tensor_copy(x) of every launch
   bool overlap_previous = false;  // the weights are older than the previous kernel of the stream: with kBulk, load them while that
                                   // runs (programmatic dependent launch). Weights written by that kernel must not be planned so.
-  uint32_t tile_bytes = 1536;  // 1536 f12, 2048 raw16
+  uint32_t tile_bytes = 1536;     // 1536 f12, 2048 raw16
 };
 
 /// The plan for one matrix shape. Pure. `slices`, and with it every bit of the result, depends on n, k and the SM count only.

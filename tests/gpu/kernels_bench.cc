@@ -43,27 +43,27 @@ void require(const Status& status) {
 
 /// Normal weights with a scale for each row; a table of normals keeps it fast.
 testing::Words make_weights(uint64_t n, uint64_t k) {
-  const testing::Words table = testing::random_activations(1, 1 << 16, 1);
+  const testing::Words table = testing::random_activations(1, 1 << 20, 1);
+  std::vector<float> normals;
+  for (const uint16_t word : table.words) normals.push_back(static_cast<float>(testing::value_of(word)));
   testing::Words words{n, k, std::vector<uint16_t>(n * k)};
   parallel_ranges(n, 16, 0, [&](uint64_t begin, uint64_t end) {
     for (uint64_t row = begin; row < end; ++row) {
       uint64_t state = row * 0x9e3779b97f4a7c15U + 0x1234567;
-      // A power of two times 1 .. 2, as trained rows differ.
-      const auto shift = static_cast<uint16_t>((5 + (row * 40503U >> 4) % 2) << 7);
+      const float scale = 0.01F + 0.03F * static_cast<float>(row * 40503U % 1000) / 1000.0F;
       for (uint64_t c = 0; c < k; ++c) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        const uint16_t word = table.words[state >> 40 & 0xFFFFU];
-        words.words[row * k + c] = (word & 0x7F80U) > shift ? static_cast<uint16_t>(word - shift) : word;
+        words.words[row * k + c] = testing::bf16_from(scale * normals[state >> 40 & 0xFFFFFU]);
       }
     }
   });
   return words;
 }
 
-/// Launches `count` calls in one graph and returns the median time of one, in microseconds.
-double time_graph(int count, const std::function<void(int, cudaStream_t)>& launch) {
+/// Launches `count` calls, in one graph or one by one, and returns the median time of one, in microseconds.
+double time_launches(int count, bool in_graph, const std::function<void(int, cudaStream_t)>& launch) {
   cudaStream_t stream = nullptr;
   cudaGraph_t graph = nullptr;
   cudaGraphExec_t executable = nullptr;
@@ -72,28 +72,41 @@ double time_graph(int count, const std::function<void(int, cudaStream_t)>& launc
   require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
   require_cuda(cudaEventCreate(&begin), "event");
   require_cuda(cudaEventCreate(&end), "event");
-  require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
-  for (int i = 0; i < count; ++i) launch(i, stream);
-  require_cuda(cudaStreamEndCapture(stream, &graph), "capture");
-  require_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  const auto launch_all = [&] {
+    for (int i = 0; i < count; ++i) launch(i, stream);
+  };
+  if (in_graph) {
+    require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+    launch_all();
+    require_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+    require_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  }
   std::vector<float> times;
   for (int repeat = 0; repeat < kRepeats + 2; ++repeat) {
     float ms = 0;
     require_cuda(cudaEventRecord(begin, stream), "record");
-    require_cuda(cudaGraphLaunch(executable, stream), "launch");
+    if (in_graph) {
+      require_cuda(cudaGraphLaunch(executable, stream), "launch");
+    } else {
+      launch_all();
+    }
     require_cuda(cudaEventRecord(end, stream), "record");
     require_cuda(cudaEventSynchronize(end), "synchronize");
     require_cuda(cudaEventElapsedTime(&ms, begin, end), "elapsed");
     if (repeat >= 2) times.push_back(ms);
   }
   std::sort(times.begin(), times.end());
-  require_cuda(cudaGraphExecDestroy(executable), "destroy");
-  require_cuda(cudaGraphDestroy(graph), "destroy");
+  if (in_graph) {
+    require_cuda(cudaGraphExecDestroy(executable), "destroy");
+    require_cuda(cudaGraphDestroy(graph), "destroy");
+  }
   require_cuda(cudaEventDestroy(begin), "destroy");
   require_cuda(cudaEventDestroy(end), "destroy");
   require_cuda(cudaStreamDestroy(stream), "destroy");
   return static_cast<double>(times[times.size() / 2]) * 1000.0 / count;
 }
+
+double time_graph(int count, const std::function<void(int, cudaStream_t)>& launch) { return time_launches(count, true, launch); }
 
 /// `bytes` of device memory without fences; the copies of one matrix.
 class Copies {
@@ -197,7 +210,19 @@ struct CodedCopies {
   std::unique_ptr<Copies> copies;
 };
 
-void bench_decompress(const Shape& shape, const CodedCopies& coded) {
+/// Device-to-device copies that read and write `bytes` in all, in microseconds. Not in a graph: a copy node takes a slower engine.
+double time_copy(uint64_t bytes) {
+  const uint64_t half = bytes / 2 / 16 * 16;
+  const Copies from(nullptr, half, 2 + static_cast<int>(kColdBytes / bytes));
+  const Copies to(nullptr, half, from.count());
+  for (int i = 0; i < from.count(); ++i) require_cuda(cudaMemset(from.at(i), 0x5B + i, half), "fill");
+  return time_launches(20, false, [&](int i, cudaStream_t stream) {
+    require_cuda(cudaMemcpyAsync(to.at(i), from.at(i), half, cudaMemcpyDeviceToDevice, stream), "copy");
+  });
+}
+
+void bench_decompress(const Shape& shape, const testing::HostF12& host, double ceiling) {
+  const CodedCopies coded(host);
   const uint64_t raw = shape.n * shape.k * 2;
   const uint64_t moved = coded.bytes + raw;
   const Copies out(nullptr, raw, coded.copies->count());
@@ -205,15 +230,13 @@ void bench_decompress(const Shape& shape, const CodedCopies& coded) {
   const double us = time_graph(count, [&](int i, cudaStream_t stream) {
     require(launch_decompress(coded.at(i), 0, shape.n, static_cast<uint16_t*>(out.at(i)), static_cast<int64_t>(shape.k), stream));
   });
-  const Copies from(nullptr, moved / 2 / 16 * 16, 2 + static_cast<int>(kColdBytes / moved));
-  const Copies to(nullptr, moved / 2 / 16 * 16, from.count());
-  const double copy_us = time_graph(count, [&](int i, cudaStream_t stream) {
-    require_cuda(cudaMemcpyAsync(to.at(i), from.at(i), moved / 2 / 16 * 16, cudaMemcpyDeviceToDevice, stream), "copy");
-  });
-  const double bytes = static_cast<double>(moved) / 1000.0;
-  std::printf("| %-10s | %6llu x %5llu | %8.1f | %7.0f | %8.1f | %7.0f | %5.1f %% | %.3f |\n", shape.name,
-              static_cast<unsigned long long>(shape.n), static_cast<unsigned long long>(shape.k), us, bytes / us, copy_us,
-              bytes / copy_us, 100 * copy_us / us, 8.0 * static_cast<double>(coded.bytes) / static_cast<double>(shape.n * shape.k));
+  const double copy_us = time_copy(moved);
+  const double kilobytes = static_cast<double>(moved) / 1000.0;
+  std::printf("| %-10s | %6llu x %5llu | %8.1f | %7.0f | %5.1f %% | %8.1f | %5.1f %% | %6.3f | %.1e |\n", shape.name,
+              static_cast<unsigned long long>(shape.n), static_cast<unsigned long long>(shape.k), us, kilobytes / us,
+              100 * kilobytes / us / ceiling, copy_us, 100 * copy_us / us,
+              8.0 * static_cast<double>(coded.bytes) / static_cast<double>(shape.n * shape.k),
+              static_cast<double>(host.escapes) / static_cast<double>(shape.n * shape.k));
   std::fflush(stdout);
 }
 
@@ -255,19 +278,21 @@ int run(const char* cublas_path) {
   Result<GemmDevice> device = prepare_gemm();
   require(device.status());
   const Cublas cublas(cublas_path);
-  std::printf("| decompress | N x K          |       us |    GB/s |  copy us |  copy GB/s | of copy | bits |\n");
-  std::string tables;
+  constexpr uint64_t kLargeCopy = uint64_t{2} << 30;
+  const double ceiling = static_cast<double>(kLargeCopy) / 1000.0 / time_copy(kLargeCopy);
+  std::printf("device copy of 1 GiB: %.0f GB/s read and written\n\n", ceiling);
   for (const bool gemm : {false, true}) {
-    if (gemm)
-      std::printf(
-          "\n| gemm       | m   | direct us | bulk us | overlapped us | cublas us | cublas / overlapped | coded GB/s | plan |\n");
+    std::printf(gemm
+                    ? "\n| gemm | m | direct us | bulk us | overlapped us | cublas us | cublas / overlapped | coded GB/s | plan |\n"
+                    : "| decompress | N x K | us | GB/s | of 1 GiB copy | same-size copy us | of it | bits | escapes |\n");
     for (const Shape& shape : kShapes) {
       const testing::Words words = make_weights(shape.n, shape.k);
-      const CodedCopies coded(testing::encode(words));
+      const testing::HostF12 host = testing::encode(words);
       if (!gemm) {
-        bench_decompress(shape, coded);
+        bench_decompress(shape, host, ceiling);
         continue;
       }
+      const CodedCopies coded(host);
       const uint64_t raw_bytes = words.words.size() * 2;
       const Copies raw(words.words.data(), raw_bytes, copies_for(raw_bytes));
       bench_gemm(*device, cublas, shape, coded, raw);

@@ -2,6 +2,7 @@
 #include "tests/gpu/test_matrix.h"
 
 #include <bit>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 
@@ -21,14 +22,9 @@ class Random {
     return z ^ (z >> 31);
   }
   double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
-  /// Sum of twelve uniforms: normal enough, with tails to six sigma.
-  float normal() {
-    double sum = -6;
-    for (int i = 0; i < 3; ++i) {
-      const uint64_t bits = next();
-      for (int j = 0; j < 4; ++j) sum += static_cast<double>(bits >> (16 * j) & 0xFFFFU) / 65536.0;
-    }
-    return static_cast<float>(sum);
+  float normal() {  // Box-Muller
+    const double radius = std::sqrt(-2.0 * std::log(1.0 - uniform()));
+    return static_cast<float>(radius * std::cos(6.283185307179586 * uniform()));
   }
 
  private:
