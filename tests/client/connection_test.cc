@@ -805,6 +805,40 @@ TEST(Connection, CO_062_LeasesAndDescriptorsReturnToTheBaseLine) {
   EXPECT_EQ(daemon.session_count(), 1U);
 }
 
+TEST(Connection, HangUpsUnderLoadLoseNothing) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  daemon.publish(small_model("a", 1));
+  daemon.publish(small_model("b", 2, 0x4000));
+  Client client = Client::connect(options_for(folder / "s")).value();
+  const Model held = client.acquire("a").value();
+  ASSERT_TRUE(daemon.wait_for_leases(1));  // and the daemon has closed what it sent
+  const size_t descriptors = open_descriptors();
+  std::atomic<int> running{4};
+  const auto cycles = [&](const char* name, uint16_t word) {
+    for (int i = 0; i < 150; ++i) {
+      Result<Model> model = client.acquire(name);
+      if (!model.ok()) {
+        EXPECT_EQ(model.status().code(), StatusCode::kUnavailable) << model.status().to_string();
+        continue;
+      }
+      EXPECT_EQ(first_word(*model), word);
+      const Status released = i % 2 == 0 ? model->release() : Status();
+      EXPECT_TRUE(released.ok()) << released.to_string();
+    }
+    --running;
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 2; ++i) threads.emplace_back([&] { cycles("a", 0x3f80); });
+  for (int i = 0; i < 2; ++i) threads.emplace_back([&] { cycles("b", 0x4000); });
+  while (running > 0) daemon.hang_up();
+  for (std::thread& thread : threads) thread.join();
+  ASSERT_TRUE(client.list().ok());
+  EXPECT_TRUE(daemon.wait_for_leases(1)) << "the one that is held";
+  EXPECT_EQ(held.info().state, "published");
+  EXPECT_EQ(open_descriptors(), descriptors);
+}
+
 TEST(Connection, TheEndOfALeaseDoesNotWaitForAnotherThreadsCall) {
   const TempFolder folder;
   std::atomic<uint64_t> waiting_id{0};

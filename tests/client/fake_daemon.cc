@@ -75,12 +75,14 @@ void FakeDaemon::send_event(const ipc::EventReply& event) {
 }
 
 void FakeDaemon::hang_up() {
+  uint64_t round = 0;
   {
     const std::lock_guard lock(mutex_);
     for (Session& session : sessions_) session.over = true;
+    round = rounds_;
   }
   wake();
-  WEIGHTD_CHECK(wait_for([this] { return sessions_.empty(); }));
+  WEIGHTD_CHECK(wait_for([&] { return rounds_ > round; }));
 }
 
 bool FakeDaemon::wait_for(const std::function<bool()>& condition) {
@@ -125,6 +127,7 @@ void FakeDaemon::run() {
     {
       const std::lock_guard lock(mutex_);
       sessions_.remove_if([](const Session& session) { return session.over; });
+      ++rounds_;
       changed_.notify_all();
       if (stop_) {
         sessions_.clear();

@@ -89,6 +89,7 @@ class FakeDaemon {
   std::map<size_t, size_t> requests_;
   std::vector<std::string> client_names_;
   uint64_t next_lease_ = 1;
+  uint64_t rounds_ = 0;  // of the loop: sessions marked `over` before it are gone
   bool stop_ = false;
   std::thread thread_;
 };

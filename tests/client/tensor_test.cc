@@ -166,7 +166,7 @@ TEST_F(TensorTest, CO_042_AnOutputThatIsTooSmallIsNotTouched) {
 
 TEST_F(TensorTest, GemmEqualsTheReferenceBitForBit) {
   for (const Matrix& matrix : matrices()) {
-    for (const uint64_t m : {1, 2, 5, 17}) {
+    for (const uint64_t m : {1U, 2U, 5U, 17U}) {
       const std::vector<uint16_t> x = random_activations(m * matrix.k, m);
       std::vector<uint16_t> expected(m * matrix.n), y(m * matrix.n, kCanary);
       reference::gemm_bf16(x, matrix.words, expected, m, matrix.n, matrix.k);
@@ -237,7 +237,7 @@ TEST_F(TensorTest, CO_054_RowStridesBelowTheRow) {
 TEST_F(TensorTest, CO_055_AnyAddressThatAWordCanHave) {
   constexpr uint64_t kK = 72, kN = 16, kM = 2;
   const std::vector<uint16_t> x = random_activations(kM * kK + 8, 1);
-  for (const size_t shift : {0, 1, 2, 4}) {  // 2, 4 and 8 bytes
+  for (const size_t shift : {0U, 1U, 2U, 4U}) {  // 2, 4 and 8 bytes
     std::vector<uint16_t> expected(kM * kN), y(kM * kN + 8, kCanary);
     const std::vector<uint16_t> shifted(x.begin() + static_cast<ptrdiff_t>(shift),
                                         x.begin() + static_cast<ptrdiff_t>(shift + kM * kK));
