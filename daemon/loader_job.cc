@@ -108,11 +108,11 @@ Status LoaderJob::spawn(UniqueFd child_socket) {
   ::posix_spawn_file_actions_addopen(&plan.actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
   ::posix_spawn_file_actions_adddup2(&plan.actions, child_socket.get(), kLoaderSocket);
   ::posix_spawn_file_actions_addclosefrom_np(&plan.actions, kLoaderSocket + 1);
-  // Signals as after login: the daemon ignores SIGPIPE, and a terminal's Ctrl-C must reach the daemon alone.
+  // Signals as after login: the daemon ignores some, and a terminal's Ctrl-C must reach the daemon alone.
   sigset_t none, ignored;
   ::sigemptyset(&none);
   ::sigemptyset(&ignored);
-  ::sigaddset(&ignored, SIGPIPE);
+  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) ::sigaddset(&ignored, number);
   ::posix_spawnattr_setsigmask(&plan.attributes, &none);
   ::posix_spawnattr_setsigdefault(&plan.attributes, &ignored);
   ::posix_spawnattr_setpgroup(&plan.attributes, 0);

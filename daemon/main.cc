@@ -69,7 +69,8 @@ int serve(EffectiveConfig config, const Arguments& arguments) {
   if (!loader.ok()) return fail(loader, kExitConfig);
   auto log = Log::open(config.values.log_target, log_level_from_name(config.values.log_level));
   if (!log.ok()) return fail(log.status(), kExitConfig);
-  ::signal(SIGPIPE, SIG_IGN);
+  // A peer that went away is an error of one write; and nobody's stray signal ends the service.
+  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);
   raise_fd_limit();
   const auto reload = [&arguments]() -> Result<EffectiveConfig> {
     WEIGHTD_ASSIGN_OR_RETURN(EffectiveConfig wanted, read_config(arguments));

@@ -92,6 +92,7 @@ bool Session::read_one() {
     return false;
   }
   if (!received->has_value()) return false;
+  spoken_ = true;
   const Status foreign = foreign_version(*channel_);
   auto request = ipc::decode_request((*received)->body);
   if (!request.ok()) {
@@ -180,7 +181,7 @@ std::optional<ipc::Deadline> Session::deadline() const {
   const auto consider = [&](std::optional<ipc::Deadline> since, std::chrono::milliseconds limit) {
     if (since && (!next || *since + limit < *next)) next = *since + limit;
   };
-  if (!finishing_ && !channel_->peer_preamble()) consider(started_, limits_.message_deadline);
+  if (!finishing_ && !spoken_) consider(started_, limits_.message_deadline);
   if (may_read()) consider(channel_->partial_since(), limits_.message_deadline);
   consider(write_since_, limits_.write_deadline);
   return next;

@@ -73,6 +73,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Status farewell_;  // why it is ending, while the error is being written
   uint64_t in_flight_ = 0;
   bool read_armed_ = false, write_armed_ = false, error_armed_ = false;
+  bool spoken_ = false;  // its first message is complete
   bool pumping_ = false, finishing_ = false, ended_ = false;
 };
 

@@ -85,7 +85,8 @@ device = "GPU-1"
   EXPECT_EQ(c.chunk_bytes, uint64_t{4} << 20);
   EXPECT_EQ(c.max_sessions, 7U);
   EXPECT_EQ(c.log_target, "stderr");
-  EXPECT_EQ(c.models, (std::vector<ModelEntry>{{"llama", "/etc/weightd/bundles/llama.wpk", ""}, {"llama", "/abs/other.wpk", "GPU-1"}}));
+  EXPECT_EQ(c.models,
+            (std::vector<ModelEntry>{{"llama", "/etc/weightd/bundles/llama.wpk", ""}, {"llama", "/abs/other.wpk", "GPU-1"}}));
   EXPECT_EQ(origin(*config, "max_sessions"), "/etc/weightd/weightd.toml:10");
   EXPECT_EQ(origin(*config, "max_jobs"), "built-in");
 }
@@ -154,7 +155,8 @@ TEST(Config, Sizes) {
   EXPECT_EQ(*parse_bytes("6GiB"), uint64_t{6} << 30);
   EXPECT_EQ(*parse_bytes("3TiB"), uint64_t{3} << 40);
   EXPECT_EQ(*parse_bytes("16777215TiB"), uint64_t{16777215} << 40);
-  for (const char* bad : {"", "GiB", "6G", "6gib", "6 GB", "-1", "+1", "1.5GiB", "0x10", "6GiB ", " 6GiB", "6GiBx", "16777216TiB", "99999999999999999999"}) {
+  for (const char* bad : {"", "GiB", "6G", "6gib", "6 GB", "-1", "+1", "1.5GiB", "0x10", "6GiB ", " 6GiB", "6GiBx", "16777216TiB",
+                          "99999999999999999999"}) {
     EXPECT_EQ(parse_bytes(bad).status().code(), StatusCode::kInvalidArgument) << bad;
   }
 }
@@ -168,12 +170,18 @@ TEST(Config, CO_133_CommentsAndWhiteSpace) {
   EXPECT_EQ(same("budget_bytes = \"6GiB\" # foo\n"), value);
   EXPECT_EQ(same("budget_bytes\t=\t\"6GiB\"\t# foo\n"), value);
   EXPECT_EQ(same("budget_bytes = \"6GiB\"\r\nmax_jobs = 3\r\n"), value);
-  EXPECT_EQ(same("\xef\xbb\xbf" "budget_bytes = \"6GiB\"\n"), value);
+  EXPECT_EQ(same("\xef\xbb\xbf"
+                 "budget_bytes = \"6GiB\"\n"),
+            value);
   EXPECT_EQ(same("budget_bytes = \"6GiB\""), value);  // no line feed at the end
   EXPECT_EQ(same("budget_bytes = 6G # foo\n").substr(0, 29), "/etc/weightd/weightd.toml:1: ");
-  const auto paths = parse("model_folders = [\"/m\xc3\xb6""dels/with blank and 100%\"]\n");
+  const auto paths = parse(
+      "model_folders = [\"/m\xc3\xb6"
+      "dels/with blank and 100%\"]\n");
   ASSERT_TRUE(paths.ok());
-  EXPECT_EQ(paths->values.model_folders.front(), "/m\xc3\xb6""dels/with blank and 100%");
+  EXPECT_EQ(paths->values.model_folders.front(),
+            "/m\xc3\xb6"
+            "dels/with blank and 100%");
 }
 
 TEST(Config, BrokenFilesAreRefusedWithTheirLine) {
@@ -234,8 +242,10 @@ TEST(Config, ValuesAsText) {
   EXPECT_TRUE(config->values.allow_any_path);
   EXPECT_EQ(config->values.budget_bytes, uint64_t{2} << 30);
   EXPECT_EQ(config->values.control_socket_mode, 0600U);
-  for (const auto& [name, value] : std::map<std::string, std::string>{{"WEIGHTD_ALLOW_ANY_PATH", "yes"}, {"WEIGHTD_MAX_JOBS", "4x"},
-                                                                      {"WEIGHTD_MAX_JOBS", ""}, {"WEIGHTD_MAX_JOBS", "99999999999999999999"}}) {
+  for (const auto& [name, value] : std::map<std::string, std::string>{{"WEIGHTD_ALLOW_ANY_PATH", "yes"},
+                                                                      {"WEIGHTD_MAX_JOBS", "4x"},
+                                                                      {"WEIGHTD_MAX_JOBS", ""},
+                                                                      {"WEIGHTD_MAX_JOBS", "99999999999999999999"}}) {
     Sources wrong;
     wrong.environment[name] = value;
     const auto refused = wrong.load("");
@@ -252,8 +262,8 @@ TEST(Config, CO_129_SocketPathsHaveALimit) {
   EXPECT_TRUE(s.load("data_socket = \"" + longest + "\"\n").ok());
   for (const size_t bytes : {size_t{108}, size_t{200}, size_t{5000}}) {
     const auto config = s.load("data_socket = \"/" + std::string(bytes - 1, 'x') + "\"\n");
-    EXPECT_EQ(config.status().message(), "key 'data_socket': the path has " + std::to_string(bytes) +
-                                             " bytes, a Unix socket's path has at most 107");
+    EXPECT_EQ(config.status().message(),
+              "key 'data_socket': the path has " + std::to_string(bytes) + " bytes, a Unix socket's path has at most 107");
   }
   EXPECT_EQ(s.load("data_socket = \"\"\n").status().message(), "key 'data_socket' is empty");
   EXPECT_EQ(s.load("data_socket = \"/x\"\ncontrol_socket = \"/y/../x\"\n").status().message(),
@@ -268,7 +278,8 @@ TEST(Config, RulesAcrossKeys) {
 
 TEST(Config, CO_136_RelativePathsAreTakenFromTheFilesFolder) {
   Sources s;
-  const std::string text = "data_socket = \"run/d.sock\"\nmodel_folders = [\"models\"]\n[[model]]\nname = \"m\"\npath = \"m.wpk\"\n";
+  const std::string text =
+      "data_socket = \"run/d.sock\"\nmodel_folders = [\"models\"]\n[[model]]\nname = \"m\"\npath = \"m.wpk\"\n";
   write_file(s.folder / "etc/w.toml", text);
   std::string results[3];
   const std::string before = std::filesystem::current_path();

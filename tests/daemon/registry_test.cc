@@ -101,7 +101,8 @@ class World {
 
   void collect() {
     for (Answer& answer : effects.answers) {
-      EXPECT_TRUE(answered_ever.insert(answer.ticket.request).second) << "request " << answer.ticket.request << " was answered twice";
+      EXPECT_TRUE(answered_ever.insert(answer.ticket.request).second)
+          << "request " << answer.ticket.request << " was answered twice";
       answers.emplace(answer.ticket.request, std::move(answer));
     }
     for (const GenerationId id : effects.admit) admitted.push_back(id);
@@ -662,8 +663,7 @@ class RandomWalk {
         break;
       case 2:
       case 3:
-        if (!sessions_.empty())
-          world_.acquire(any(sessions_), model(), below(2) == 0 ? 0 : 50, below(3) == 0 ? content() : "");
+        if (!sessions_.empty()) world_.acquire(any(sessions_), model(), below(2) == 0 ? 0 : 50, below(3) == 0 ? content() : "");
         break;
       case 4:
         if (!leases_.empty()) {

@@ -60,8 +60,8 @@ DaemonFixture::~DaemonFixture() {
 
 void DaemonFixture::write_config(const std::string& lines) {
   write_file(config_file(), "data_socket = \"data.sock\"\ncontrol_socket = \"control.sock\"\nbackend = \"host\"\n" +
-                                (lines.find("model_folders") == std::string::npos ? std::string("model_folders = [\".\"]\n") : "") + lines +
-                                "\n");
+                                (lines.find("model_folders") == std::string::npos ? std::string("model_folders = [\".\"]\n") : "") +
+                                lines + "\n");
 }
 
 void DaemonFixture::start() {
@@ -88,7 +88,8 @@ void DaemonFixture::become_daemon() const {
     const rlimit limit{options_.max_open_files, options_.max_open_files};
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
-  if (options_.uid != 0 && (::setgroups(0, nullptr) != 0 || ::setgid(options_.gid) != 0 || ::setuid(options_.uid) != 0)) ::_exit(126);
+  if (options_.uid != 0 && (::setgroups(0, nullptr) != 0 || ::setgid(options_.gid) != 0 || ::setuid(options_.uid) != 0))
+    ::_exit(126);
   ::setenv("NOTIFY_SOCKET", (folder_ / "notify").c_str(), 1);
   ::unsetenv("JOURNAL_STREAM");
   for (const auto& [name, value] : options_.environment) ::setenv(name.c_str(), value.c_str(), 1);

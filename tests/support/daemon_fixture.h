@@ -23,8 +23,9 @@ struct DaemonOptions {
   bool start = true;
 };
 
-/// The real weightd on the host backend, with its own folder, sockets and configuration. Waits for READY=1 on a notification socket, never
-/// by sleeping. A test that cannot start its daemon aborts with the daemon's log. The process ends with the fixture at the latest.
+/// The real weightd on the host backend, with its own folder, sockets and configuration. Waits for READY=1 on a notification
+/// socket, never by sleeping. A test that cannot start its daemon aborts with the daemon's log. The process ends with the fixture
+/// at the latest.
 class DaemonFixture {
  public:
   explicit DaemonFixture(const DaemonOptions& options = {});
@@ -43,20 +44,20 @@ class DaemonFixture {
   /// Rewrites the configuration file; the daemon reads it at its next start or SIGHUP.
   void write_config(const std::string& lines);
 
-  void start();                 // and waits until it is ready
-  void spawn();                 // without waiting
+  void start();                                                                 // and waits until it is ready
+  void spawn();                                                                 // without waiting
   bool wait_ready(std::chrono::milliseconds limit = std::chrono::seconds(30));  // false: it ended, or time is up
   void signal(int number) const;
-  int stop();                   // SIGTERM; the exit status, or minus the signal that ended it
-  void kill();                  // SIGKILL, and reaped
-  int wait();                   // for an end that comes by itself; as stop()
+  int stop();   // SIGTERM; the exit status, or minus the signal that ended it
+  void kill();  // SIGKILL, and reaped
+  int wait();   // for an end that comes by itself; as stop()
 
   /// What it has written to stderr, all starts together.
   [[nodiscard]] std::string log() const;
   /// Reads the log until it holds `text`; aborts after 30 s.
   void wait_for_log(const std::string& text) const;
 
-  [[nodiscard]] uint64_t open_files() const;   // of the daemon
+  [[nodiscard]] uint64_t open_files() const;  // of the daemon
   [[nodiscard]] uint64_t rss_bytes() const;
   [[nodiscard]] std::chrono::milliseconds cpu_time() const;
   [[nodiscard]] std::vector<pid_t> children() const;

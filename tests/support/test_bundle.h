@@ -11,7 +11,7 @@ namespace weightd::testing {
 struct TestBundle {
   uint64_t seed = 1;
   uint64_t layers = 2;
-  uint64_t rows = 64, cols = 256;         // of every layer's matrix
+  uint64_t rows = 64, cols = 256;  // of every layer's matrix
   Encoding encoding = Encoding::kF12;
 };
 
