@@ -7,6 +7,7 @@
 #ifndef WEIGHTD_STORE_F12_TILE_ONCE_
 #define WEIGHTD_STORE_F12_TILE_ONCE_
 
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstddef>

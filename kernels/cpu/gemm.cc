@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <bit>
 #include <cfenv>
-#include <functional>
+#include <initializer_list>
 #include <memory>
 #include <new>
 #include <string>
+#include <thread>
+#include <type_traits>
+#include <utility>
 
 #include "base/parallel.h"
 #include "kernels/cpu/gemm_kernels.h"
@@ -91,7 +94,7 @@ Status check_view(const char* name, const ConstBf16Matrix& view, uint64_t rows, 
   return {};
 }
 
-/// Checks that hold for both forms of w. `overlap` says what y must not touch.
+/// Checks that hold for both forms of w. `weights` is what y must not touch.
 Status check_call(uint64_t n, uint64_t k, RowRange rows, const ConstBf16Matrix& x, const Bf16Matrix& y,
                   std::initializer_list<AddressRange> weights) {
   if (n > kMaxDimension || k > kMaxDimension) return bad("w of " + std::to_string(n) + " x " + std::to_string(k) + " is too large");
@@ -124,7 +127,7 @@ void convert_token(const uint16_t* x, uint64_t k, const Activations& block, uint
 /// Threads for `units` units: none gets less than a few microseconds of work.
 int thread_count(int threads, uint64_t units, uint64_t products) {
   const uint64_t want = threads > 0 ? static_cast<uint64_t>(threads) : std::max(1U, std::thread::hardware_concurrency());
-  constexpr uint64_t kProductsPerThread = 1 << 16;
+  constexpr uint64_t kProductsPerThread = uint64_t{1} << 16;
   return static_cast<int>(std::max<uint64_t>(1, std::min({want, units, products / kProductsPerThread + 1})));
 }
 
