@@ -9,10 +9,10 @@
 #include "kernels/cpu/gemm.h"
 #include "store/f12.h"
 
-/// Planes of an f12 matrix from untrusted bytes. Input: u8 n, u16 k, u8 pool offset / 16, then records, windows, codes, and the rest is
-/// the pool; what is missing is 0. Each plane is an allocation of its own, so that a sanitizer sees one byte too many. Checked:
-/// validation and decoding agree; what they accept survives decode, encode, decode; kernels over planes that nobody validated stay
-/// inside them.
+/// Planes of an f12 matrix from untrusted bytes. Input: u8 n, u16 k, u8 pool offset / 16, then records, windows, codes, and the
+/// rest is the pool; what is missing is 0. Each plane is an allocation of its own, so that a sanitizer sees one byte too many.
+/// Checked: validation and decoding agree; what they accept survives decode, encode, decode; kernels over planes that nobody
+/// validated stay inside them.
 namespace {
 
 using Bytes = std::vector<std::byte>;
