@@ -231,6 +231,7 @@ class Acceptor : public std::enable_shared_from_this<Acceptor> {
     const bool can_go_on = accept_some();
     if (stopped_) return;
     if (can_go_on) {
+      reserve_spare();
       wait();
     } else {
       // The socket stays readable, and nothing that helps happens at once: without a pause the loop would spin.

@@ -215,6 +215,24 @@ TEST(Channel, CO_113_UnexpectedDescriptorsAreClosedAndEndTheConnection) {
   EXPECT_EQ(test::open_fd_count(), before);
 }
 
+TEST(Channel, CO_113_AnnouncedDescriptorsMustComeWithTheFirstByte) {
+  // Each part is read before the next is sent: the kernel hands over descriptors with whatever is read together with their byte.
+  const size_t before = test::open_fd_count();
+  const auto preamble = encode_preamble();
+  const std::vector<std::byte> bytes = test::joined(preamble, frame_bytes(body_of(64), 1));
+  for (const size_t with_fd : {size_t{0}, size_t{15}, size_t{16}, size_t{17}, size_t{23}, size_t{24}, size_t{30}}) {
+    auto ends = RawAndChannel::make(accepting_fds(4), false);
+    const UniqueFd carried = marked_fd('x');
+    Status status;
+    for (size_t at = 0; at < bytes.size() && status.ok(); ++at) {
+      ASSERT_EQ(send_raw(ends.raw.get(), &bytes[at], 1, at == with_fd ? std::vector<int>{carried.get()} : std::vector<int>{}), 1);
+      status = ends.channel.try_receive().status();
+    }
+    EXPECT_EQ(status.ok(), with_fd == kPreambleBytes) << "at byte " << with_fd << ": " << status.to_string();
+  }
+  EXPECT_EQ(test::open_fd_count(), before);
+}
+
 TEST(Channel, CO_113_TenThousandMessagesWithDescriptorsLeaveNone) {
   const size_t before = test::open_fd_count();
   for (int i = 0; i < 10'000; ++i) {
