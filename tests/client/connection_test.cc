@@ -20,6 +20,7 @@
 
 #include "ipc/frame.h"
 #include "ipc/memfd.h"
+#include "tests/client/child_process.h"
 #include "tests/client/fake_daemon.h"
 #include "weightd/client.h"
 
@@ -28,6 +29,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using test::FakeDaemon;
+using test::in_forked_child;
 using test::ModelBuilder;
 using test::SealedModel;
 using test::TempFolder;
@@ -91,15 +93,6 @@ class RawPeer {
   std::vector<UniqueFd> peers_;
   std::thread thread_;
 };
-
-/// The exit status of `child` run after fork() in the child; 100 and up: a signal.
-int in_forked_child(const std::function<int()>& child) {
-  const pid_t pid = ::fork();
-  if (pid == 0) std::exit(child());  // an ordinary exit: atexit handlers run
-  int status = 0;
-  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 100 + WTERMSIG(status);
-}
 
 size_t open_descriptors() {
   size_t count = 0;

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +14,7 @@
 
 #include "ipc/channel.h"
 #include "ipc/messages.h"
+#include "tests/client/child_process.h"
 #include "tests/reference/gemm.h"
 #include "tests/support/daemon_fixture.h"
 #include "tests/support/test_bundle.h"
@@ -25,6 +25,7 @@ namespace weightd {
 namespace {
 
 using std::chrono::milliseconds;
+using test::in_forked_child;
 
 constexpr uint64_t kRows = 64, kCols = 256;
 constexpr milliseconds kLong{60'000};
@@ -40,15 +41,6 @@ size_t open_descriptors() {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) ++count;
   return count;
-}
-
-/// Runs `child` after fork(); its result is the exit status, -signal if one ended it.
-int in_child(const std::function<int()>& child) {
-  const pid_t pid = ::fork();
-  if (pid == 0) std::exit(child());
-  int status = 0;
-  EXPECT_EQ(::waitpid(pid, &status, 0), pid);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
 }
 
 class RealDaemon : public ::testing::Test {
@@ -102,7 +94,7 @@ TEST_F(RealDaemon, TwoClientsTwoProcessesOneCopy) {
   const Model model = first.acquire("a").value();
   EXPECT_TRUE(ExactGemm(model).run().ok());
   // A process of its own, which connects on its own.
-  EXPECT_EQ(in_child([&] {
+  EXPECT_EQ(in_forked_child([&] {
               Client other = client();
               const Model theirs = other.acquire("a").value();
               if (!ExactGemm(theirs).run().ok()) return 1;
@@ -185,7 +177,7 @@ TEST_F(RealDaemon, CO_065_AForkedChildLeavesTheParentsLeaseAlone) {
   Client mine = client();
   Model model = mine.acquire("a").value();
   const ExactGemm gemm(model);
-  EXPECT_EQ(in_child([&] {
+  EXPECT_EQ(in_forked_child([&] {
               Client theirs = mine;
               Model copy = model;
               const bool refused = theirs.list().status().code() == StatusCode::kForked &&
@@ -247,7 +239,7 @@ TEST_F(RealDaemon, CO_063_TwentyThousandTensors) {
 TEST_F(RealDaemon, CO_151_AClientThatDiesBeforeItReadsTheAnswer) {
   load("a", "a.wpk");
   for (int i = 0; i < 10; ++i) {
-    EXPECT_EQ(in_child([&] {
+    EXPECT_EQ(in_forked_child([&] {
                 ipc::Channel channel(ipc::connect_unix(daemon_.data_socket()).value(), {});
                 const ipc::Deadline deadline = ipc::Clock::now() + kLong;
                 (void)channel.send({ipc::encode(ipc::Request{1, ipc::HelloRequest{"x", "dies"}}), {}});
