@@ -17,10 +17,10 @@ struct UnloadArguments {
 
 Status still_draining(const UnloadArguments& arguments, const control::Unloaded& unloaded, cli::Output& output) {
   output.set_hint(
-      "it is freed as soon as the last holder releases it or ends; end the processes above, or wait again with a longer --timeout");
+      "it is freed as soon as its last holder releases it or ends; end the holders, or wait again with a longer --timeout");
   return Status::deadline_exceeded("model '" + printable(arguments.name) + "' is still draining after " +
-                                   cli::human_duration(arguments.connection.timeout) + ": " +
-                                   cli::counted(unloaded.holders.size(), "lease") + " of " + human_bytes(unloaded.bytes) + " held");
+                                   cli::human_duration(arguments.connection.timeout) + ": " + human_bytes(unloaded.bytes) +
+                                   " held by " + cli::counted(unloaded.holders.size(), "lease"));
 }
 
 Status run(const UnloadArguments& arguments, cli::Output& output) {

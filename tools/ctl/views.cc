@@ -16,7 +16,8 @@ constexpr size_t kShortIdDigits = 12;
 std::string state_text(const control::Model& model) {
   if (!model.failure.empty()) return model.state + ": " + model.failure;
   if (model.progress_bytes == 0 || model.resident_bytes == 0 || model.progress_bytes >= model.resident_bytes) return model.state;
-  return model.state + " " + std::to_string(100 * (model.progress_bytes >> 10) / ((model.resident_bytes >> 10) + 1)) + " %";
+  return model.state + " " +
+         cli::fixed(100 * static_cast<double>(model.progress_bytes) / static_cast<double>(model.resident_bytes), 0) + " %";
 }
 
 Json lease_json(const control::Lease& lease) {
