@@ -147,7 +147,8 @@ __device__ __forceinline__ void consume(const GemmArgs& args, const BlockWork& w
           const Record record = Record::load(unit_records + tile / f12::kGroupTiles * f12::kRecordBytes);
           patch_tile(record, tile % f12::kGroupTiles, args.w, scratch, lane, ha, hb);
         });
-        multiply_tile<kTokenTiles>(f, base + args.bulk.x + position.slot * args.bulk.x_stage_bytes + c * x_tile_bytes, lane, acc);
+        multiply_tile<kTokenTiles, kTokenTiles == 8 ? 2 : 4>(
+            f, base + args.bulk.x + position.slot * args.bulk.x_stage_bytes + c * x_tile_bytes, lane, acc);
       }
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(barriers.empty(position.slot));

@@ -48,8 +48,8 @@ __device__ __forceinline__ uint32_t x_piece_offset(uint32_t token, uint32_t piec
   return token * kXRowBytes + ((piece ^ (token % 8)) * 16);
 }
 
-/// acc[16 rows, 8 * kTokenTiles tokens] += tile[16, 64] · x_tile[tokens, 64]ᵀ
-template <int kTokenTiles>
+/// acc[16 rows, 8 * kTokenTiles tokens] += tile[16, 64] · x_tile[tokens, 64]ᵀ, kSteps of the four k16 steps at a time.
+template <int kTokenTiles, int kSteps>
 __device__ __forceinline__ void multiply_tile(Fragments f, uint32_t x_tile, uint32_t lane, float (&acc)[kTokenTiles][4]) {
   uint32_t b[4];
   if constexpr (kTokenTiles == 1) {
@@ -60,9 +60,9 @@ __device__ __forceinline__ void multiply_tile(Fragments f, uint32_t x_tile, uint
       ptx::mma_m16n8k16(acc[0], f.a[2 * half + 1], b[2], b[3]);
     }
   } else {
-    // Unrolled, ptxas starts the x loads of all four steps at once; with eight token tiles that is more than there are registers.
-    constexpr int kUnroll = kTokenTiles == 8 ? 1 : 4;
-#pragma unroll kUnroll
+    // Within an iteration ptxas starts all x loads first: with eight token tiles, four steps of them are more than there are
+    // registers.
+#pragma unroll kSteps
     for (uint32_t step = 0; step < 4; ++step) {
 #pragma unroll
       for (int i = 0; i < kTokenTiles; i += 2) {  // b: low and high columns of token tile i, then of i + 1
@@ -72,7 +72,7 @@ __device__ __forceinline__ void multiply_tile(Fragments f, uint32_t x_tile, uint
         ptx::mma_m16n8k16(acc[i + 1], f.a[0], b[2], b[3]);
       }
 #pragma unroll
-      for (uint32_t r = 0; r < 12; ++r) f.a[r / 4][r % 4] = f.a[r / 4 + 1][r % 4];
+      for (uint32_t r = 0; r < 12; ++r) f.a[r / 4][r % 4] = f.a[r / 4 + 1][r % 4];  // no code where the loop is unrolled
     }
   }
 }

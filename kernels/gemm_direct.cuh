@@ -88,7 +88,8 @@ __global__ void __launch_bounds__(32 * kMaxConsumerWarps, 1) gemm_direct_kernel(
           const Record record = Record::load(unit_records + uint64_t{tile / f12::kGroupTiles} * f12::kRecordBytes);
           patch_tile(record, tile % f12::kGroupTiles, args.w, scratch, lane, ha, hb);
         });
-        multiply_tile<kTokenTiles>(f, x_base + buffer * args.direct.x_stage_bytes + c * x_tile_bytes, lane, acc);
+        multiply_tile<kTokenTiles, kTokenTiles == 8 ? 1 : 4>(f, x_base + buffer * args.direct.x_stage_bytes + c * x_tile_bytes,
+                                                             lane, acc);
       }
     }
     sum_slices<kTokenTiles>(plan, unit_in_pass, slice, reinterpret_cast<float*>(shared), lane, blockDim.x, acc);
