@@ -66,6 +66,17 @@ TEST_F(WeightctlAlone, CO_111_VersionShowsProgramAndLibrary) {
   expect_golden("weightbench_version_option", transcript(run({WEIGHTBENCH_PROGRAM, "--version"}), ""));
 }
 
+#ifdef WEIGHTD_OTHER_RELEASE
+TEST_F(WeightctlAlone, CO_111_ALibraryOfAnotherReleaseIsRefused) {
+  const RunOptions other{"", {"LD_PRELOAD=" WEIGHTD_OTHER_RELEASE, "ASAN_OPTIONS=verify_asan_link_order=0"}, -1, -1};
+  expect_golden("weightctl_version_option_other_library", transcript(run(weightctl({"--version"}), other), ""));
+  const Outcome outcome = run(weightctl({"status"}), other);
+  EXPECT_THAT(outcome.err, HasSubstr("libweightd it found is 0.0.1 (0000000)"));
+  expect_golden("weightctl_other_library", transcript(outcome, ""));
+  expect_golden("weightbench_other_library", transcript(run({WEIGHTBENCH_PROGRAM, "attach", "--model", "m"}, other), ""));
+}
+#endif
+
 TEST_F(WeightctlAlone, WithoutADaemonEveryVerbSaysSo) {
   for (const auto& verb : every_verb()) {
     const Outcome outcome = weightctl_in_dir(verb);

@@ -9,7 +9,7 @@ Status check_same_release(std::string_view program_build, std::string_view libra
   const auto release = [](std::string_view build) { return build.substr(0, build.find(' ')); };
   if (release(program_build) == release(library_build)) return {};
   return Status::failed_precondition("this program is " + printable(program_build) + " but the libweightd it found is " +
-                                     printable(library_build) + ": they must be of one release");
+                                     printable(library_build) + ": install both from one release");
 }
 
 }  // namespace weightd::cli

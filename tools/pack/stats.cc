@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -88,17 +87,15 @@ f12::Geometry matrices_of(const Input& input) {
   return geometry;
 }
 
-void measure_bf16(std::span<const std::byte> bytes, int threads, const f12::Geometry& geometry, TensorStats& stats,
+void measure_bf16(std::span<const uint16_t> words, int threads, const f12::Geometry& geometry, TensorStats& stats,
                   Bf16Counts& counts) {
-  std::vector<uint16_t> words(bytes.size() / 2);
-  std::memcpy(words.data(), bytes.data(), words.size() * 2);
   counts.add(words, threads);
   if (geometry.k == 0) return;
   const uint64_t rows = words.size() / geometry.k;
   // Either a part of one matrix, or whole matrices one after the other.
   for (uint64_t row = 0; row < rows; row += std::min(geometry.n, rows - row)) {
     const uint64_t count = std::min(geometry.n, rows - row);
-    stats.f12 += estimate_f12(std::span(words).subspan(row * geometry.k, count * geometry.k), count, geometry.k, threads);
+    stats.f12 += estimate_f12(words.subspan(row * geometry.k, count * geometry.k), count, geometry.k, threads);
   }
 }
 
@@ -127,16 +124,16 @@ Result<TensorStats> measure(const Input& input, int threads, Bf16Counts& counts,
     return stats;
   }
   const f12::Geometry geometry = matrices_of(input);
-  std::vector<std::byte> slab;
-  for (uint64_t offset = 0; offset < input.logical_bytes; offset += slab.size()) {
-    slab.resize(slab_bytes(input, geometry, offset));
-    WEIGHTD_RETURN_IF_ERROR(input.read(offset, slab));
+  std::vector<uint16_t> slab;  // every dtype that gets here has a multiple of two bytes
+  for (uint64_t offset = 0; offset < input.logical_bytes; offset += slab.size() * 2) {
+    slab.resize(slab_bytes(input, geometry, offset) / 2);
+    WEIGHTD_RETURN_IF_ERROR(input.read(offset, std::as_writable_bytes(std::span(slab))));
     if (input.dtype == DType::kBF16) {
       measure_bf16(slab, threads, geometry, stats, counts);
     } else {
-      stats.special += count_special(input.dtype, slab);
+      stats.special += count_special(input.dtype, std::as_bytes(std::span(slab)));
     }
-    progress(slab.size());
+    progress(slab.size() * 2);
   }
   if (input.dtype == DType::kBF16) stats.special = counts.special();
   return stats;
