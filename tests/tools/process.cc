@@ -35,6 +35,11 @@ std::string read_all(int fd) {
 
 /// In the child, between fork and exec: only calls that are safe there.
 [[noreturn]] void become(char* const* arguments, const RunOptions& options, char* const* environment, int out, int err) {
+  // Whatever started the tests may ignore or block them (nohup, a shell's background job).
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGXFSZ}) std::signal(signal, SIG_DFL);
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
   const int null = ::open("/dev/null", O_RDONLY);
   if (::dup2(null, STDIN_FILENO) < 0 || ::dup2(out, STDOUT_FILENO) < 0 || ::dup2(err, STDERR_FILENO) < 0) ::_exit(126);
   if (!options.folder.empty() && ::chdir(options.folder.c_str()) != 0) ::_exit(126);

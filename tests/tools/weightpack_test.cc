@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -377,23 +378,25 @@ class WeightpackInterrupted : public Weightpack, public ::testing::WithParamInte
 TEST_P(WeightpackInterrupted, LeavesNothingBehind) {
   // Large enough to be still at work when the signal arrives.
   ASSERT_EQ(weightpack_in_dir({"synth", "m", "--arch", "qwen3-0.6b", "--layers", "3", "--vocab", "16"}).exit_code, 0);
-  std::filesystem::create_directory(dir_ / "out");
-  const std::vector<std::vector<std::string>> commands = {{"pack", "../m", "m.wpk"},
-                                                          {"synth", "n", "--arch", "qwen3-0.6b", "--layers", "3"}};
+  ASSERT_EQ(weightpack_in_dir({"pack", "m", "m.wpk"}).exit_code, 0);
+  const std::vector<std::vector<std::string>> commands = {
+      {"pack", "../m", "n.wpk"}, {"unpack", "../m.wpk", "n"}, {"synth", "n", "--arch", "qwen3-0.6b", "--layers", "3"}};
   for (const auto& command : commands) {
-    const FolderWatch watch(dir_ / "out");
-    Process process(weightpack(command), {dir_ / "out", {}, -1, -1});
+    const std::string out = dir_ / ("out_" + command[0]);
+    std::filesystem::create_directory(out);
+    const FolderWatch watch(out);
+    Process process(weightpack(command), {out, {}, -1, -1});
     ASSERT_TRUE(watch.wait());
     process.send(GetParam());
     const Outcome outcome = process.wait();
     EXPECT_EQ(outcome.signal, GetParam()) << command[0] << " exit code " << outcome.exit_code;
     EXPECT_EQ(outcome.out, "");
     EXPECT_EQ(outcome.err, "weightpack: error: interrupted; nothing half-made was left\n");
-    EXPECT_TRUE(names_in(dir_ / "out").empty()) << command[0];
+    EXPECT_TRUE(names_in(out).empty()) << command[0];
   }
 }
 INSTANTIATE_TEST_SUITE_P(Signals, WeightpackInterrupted, ::testing::Values(SIGINT, SIGTERM, SIGHUP),
-                         [](const auto& test) { return std::string(::strsignal(test.param)).substr(0, 4); });
+                         [](const auto& test) { return std::string(::sigabbrev_np(test.param)); });
 
 TEST_F(Weightpack, AClosedPipeEndsItWithoutASignalAndWithoutNoise) {
   pack_model();
