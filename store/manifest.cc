@@ -680,7 +680,7 @@ std::array<std::byte, kHeaderBytes> encode_header(const BundleHeader& header) {
 Result<BundleHeader> decode_header(std::span<const std::byte> head, uint64_t real_file_bytes, std::string_view name) {
   const std::string file(name);
   const size_t magic_bytes = std::min(head.size(), kMagic.size());
-  if (std::memcmp(head.data(), kMagic.data(), magic_bytes) != 0) {
+  if (magic_bytes > 0 && std::memcmp(head.data(), kMagic.data(), magic_bytes) != 0) {
     return Status::corruption(file + ": not a weightd bundle: the file does not begin with the magic of one");
   }
   if (head.size() < kHeaderBytes) {
