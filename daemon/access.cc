@@ -85,7 +85,8 @@ Result<AccessList> make_access_list(const std::string& what, const std::vector<s
   for (const std::string& name : groups.empty() ? fallback_groups : groups) {
     const auto id = group_id(name);
     if (id && *id != kOverflowId) list.groups.insert(*id);
-    if (!id && !groups.empty()) return Status::not_found("key '" + what + "_groups': no group '" + printable(name) + "' on this machine");
+    if (!id && !groups.empty())
+      return Status::not_found("key '" + what + "_groups': no group '" + printable(name) + "' on this machine");
   }
   return list;
 }

@@ -11,8 +11,8 @@
 
 namespace weightd::daemon {
 
-/// Who may use a socket. Root and the daemon's own user always may; the overflow user (65534: unmapped in a user namespace, or "nobody")
-/// never may (CO-127).
+/// Who may use a socket. Root and the daemon's own user always may; the overflow user (65534: unmapped in a user namespace, or
+/// "nobody") never may (CO-127).
 struct AccessList {
   bool everybody = false;
   std::set<uint32_t> users, groups;

@@ -20,14 +20,23 @@ std::string flag_of(std::string_view key) {
 
 std::string_view type_name(Option::Kind kind) {
   switch (kind) {
-    case Option::Kind::kText: case Option::Kind::kChoice: return "TEXT";
-    case Option::Kind::kPath: return "PATH";
-    case Option::Kind::kFlag: return "true|false";
-    case Option::Kind::kCount: return "N";
-    case Option::Kind::kBytes: return "SIZE";
-    case Option::Kind::kMode: return "OCTAL";
-    case Option::Kind::kNames: return "NAME,...";
-    case Option::Kind::kPaths: return "PATH:...";
+    case Option::Kind::kText:
+    case Option::Kind::kChoice:
+      return "TEXT";
+    case Option::Kind::kPath:
+      return "PATH";
+    case Option::Kind::kFlag:
+      return "true|false";
+    case Option::Kind::kCount:
+      return "N";
+    case Option::Kind::kBytes:
+      return "SIZE";
+    case Option::Kind::kMode:
+      return "OCTAL";
+    case Option::Kind::kNames:
+      return "NAME,...";
+    case Option::Kind::kPaths:
+      return "PATH:...";
   }
   return "";
 }
@@ -51,12 +60,15 @@ Arguments parse_arguments(int argc, const char* const* argv) {
   app.add_flag("--version", version, "print the version and exit");
   app.add_flag("--check-config", check, "check the configuration and exit (0, or 78)");
   app.add_flag("--print-config", print, "print the configuration in force, with the origin of each value, and exit");
-  const auto* config = app.add_option("--config", config_file, "configuration file [" + std::string(kDefaultConfigFile) + "]")->type_name("PATH");
+  const auto* config =
+      app.add_option("--config", config_file, "configuration file [" + std::string(kDefaultConfigFile) + "]")->type_name("PATH");
   std::deque<std::string> values;  // stable addresses
   std::vector<std::pair<const Option*, const CLI::Option*>> given;
   for (const Option& option : options()) {
     values.emplace_back();
-    const auto* cli = app.add_option(flag_of(option.key), values.back(), help_of(option))->type_name(std::string(type_name(option.kind)))->group("Configuration");
+    const auto* cli = app.add_option(flag_of(option.key), values.back(), help_of(option))
+                          ->type_name(std::string(type_name(option.kind)))
+                          ->group("Configuration");
     given.emplace_back(&option, cli);
   }
   try {

@@ -14,8 +14,8 @@ struct Arguments {
   Action action = Action::kServe;
   std::optional<std::string> config_file;
   std::vector<std::pair<std::string, std::string>> options;  // configuration keys and values
-  std::string text;    // kSayAndExit: help, version, or what is wrong
-  int exit_code = 0;   // kSayAndExit
+  std::string text;                                          // kSayAndExit: help, version, or what is wrong
+  int exit_code = 0;                                         // kSayAndExit
 };
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitConfig = 78;  // EX_CONFIG; the unit does not restart on it

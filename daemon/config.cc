@@ -99,12 +99,21 @@ using Written = std::variant<std::string, bool, int64_t, std::vector<std::string
 
 std::string_view expected_form(Kind kind) {
   switch (kind) {
-    case Kind::kText: case Kind::kChoice: case Kind::kPath: return "a string";
-    case Kind::kFlag: return "true or false";
-    case Kind::kCount: return "a whole number";
-    case Kind::kBytes: return "a size such as \"6GiB\" or a whole number of bytes";
-    case Kind::kMode: return "an octal mode such as \"0660\"";
-    case Kind::kNames: case Kind::kPaths: return "a list of strings";
+    case Kind::kText:
+    case Kind::kChoice:
+    case Kind::kPath:
+      return "a string";
+    case Kind::kFlag:
+      return "true or false";
+    case Kind::kCount:
+      return "a whole number";
+    case Kind::kBytes:
+      return "a size such as \"6GiB\" or a whole number of bytes";
+    case Kind::kMode:
+      return "an octal mode such as \"0660\"";
+    case Kind::kNames:
+    case Kind::kPaths:
+      return "a list of strings";
   }
   return "";
 }
@@ -155,20 +164,20 @@ bool keeps_relative(const Option& option, const std::string& text) { return opti
 Status assign(Config& config, const Option& option, const Written& written, const std::string& folder) {
   if (const auto* member = std::get_if<bool Config::*>(&option.member)) {
     if (!std::holds_alternative<bool>(written)) return wrong_form(option);
-    config.**member = std::get<bool>(written);
+    config.** member = std::get<bool>(written);
     return {};
   }
   if (const auto* member = std::get_if<uint64_t Config::*>(&option.member)) {
     WEIGHTD_ASSIGN_OR_RETURN(const uint64_t value, number_of(option, written));
     WEIGHTD_RETURN_IF_ERROR(check_range(option, value));
-    config.**member = value;
+    config.** member = value;
     return {};
   }
   if (const auto* member = std::get_if<std::string Config::*>(&option.member)) {
     const auto* text = std::get_if<std::string>(&written);
     if (text == nullptr) return wrong_form(option);
     WEIGHTD_RETURN_IF_ERROR(check_text(option, *text));
-    config.**member = option.kind == Kind::kPath && !keeps_relative(option, *text) ? absolute(*text, folder) : *text;
+    config.** member = option.kind == Kind::kPath && !keeps_relative(option, *text) ? absolute(*text, folder) : *text;
     return {};
   }
   const auto* list = std::get_if<std::vector<std::string>>(&written);
@@ -196,7 +205,8 @@ Result<Written> written_from_text(const Option& option, const std::string& text)
       if (text.empty() || error != std::errc() || end != text.data() + text.size() || value > INT64_MAX) return wrong_form(option);
       return Written(static_cast<int64_t>(value));
     }
-    case Kind::kNames: case Kind::kPaths: {
+    case Kind::kNames:
+    case Kind::kPaths: {
       std::vector<std::string> parts;
       const char separator = option.kind == Kind::kPaths ? ':' : ',';
       for (size_t begin = 0; begin < text.size();) {
@@ -206,7 +216,8 @@ Result<Written> written_from_text(const Option& option, const std::string& text)
       }
       return Written(std::move(parts));
     }
-    default: return Written(text);
+    default:
+      return Written(text);
   }
 }
 

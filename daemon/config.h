@@ -13,8 +13,8 @@
 
 #include "weightd/status.h"
 
-/// The daemon's configuration: built-in values < file (TOML) < environment (WEIGHTD_<KEY>) < command line (--<key>), key by key (CO-134).
-/// One table describes every option; the parser, --help, --print-config and the manual read it.
+/// The daemon's configuration: built-in values < file (TOML) < environment (WEIGHTD_<KEY>) < command line (--<key>), key by key
+/// (CO-134). One table describes every option; the parser, --help, --print-config and the manual read it.
 namespace weightd::daemon {
 
 struct ModelEntry {
@@ -68,10 +68,10 @@ struct Option {
   std::string_view key;
   Kind kind{};
   Member member;
-  uint64_t min = 0, max = 0;       // kCount, kBytes, kMode
-  std::string_view choices;        // kChoice: "a|b|c"
-  bool reloadable = false;         // SIGHUP applies it; otherwise it needs a restart
-  std::string_view help;           // one line
+  uint64_t min = 0, max = 0;  // kCount, kBytes, kMode
+  std::string_view choices;   // kChoice: "a|b|c"
+  bool reloadable = false;    // SIGHUP applies it; otherwise it needs a restart
+  std::string_view help;      // one line
 };
 [[nodiscard]] std::span<const Option> options();
 [[nodiscard]] const Option* find_option(std::string_view key);
@@ -84,18 +84,20 @@ struct EffectiveConfig {
 };
 
 struct ConfigSources {
-  std::optional<std::string> file;  // must exist; nullopt: kDefaultConfigFile if that exists
-  std::function<const char*(const std::string&)> environment;  // value of a variable or nullptr; may be empty
+  std::optional<std::string> file;                                // must exist; nullopt: kDefaultConfigFile if that exists
+  std::function<const char*(const std::string&)> environment;     // value of a variable or nullptr; may be empty
   std::vector<std::pair<std::string, std::string>> command_line;  // key, value as text
 };
 inline constexpr std::string_view kDefaultConfigFile = "/etc/weightd/weightd.toml";
 inline constexpr uint64_t kMaxConfigBytes = uint64_t{1} << 20;
 
-/// kInvalidArgument, kNotFound or kIo: one line with file, line, key and rule; for an unknown key also the nearest known one (CO-132).
-/// Relative paths are taken from the folder of the file, from the working directory in the environment and on the command line (CO-136).
+/// kInvalidArgument, kNotFound or kIo: one line with file, line, key and rule; for an unknown key also the nearest known one
+/// (CO-132). Relative paths are taken from the folder of the file, from the working directory in the environment and on the command
+/// line (CO-136).
 [[nodiscard]] Result<EffectiveConfig> load_config(const ConfigSources& sources);
 
-/// The file layer alone, from memory; `file_name` (absolute) is for messages and relative paths. On failure `config` is unspecified.
+/// The file layer alone, from memory; `file_name` (absolute) is for messages and relative paths. On failure `config` is
+/// unspecified.
 Status parse_config(std::string_view text, const std::string& file_name, EffectiveConfig& config);
 
 /// The configuration as a TOML text that load_config accepts, with the origin of each value as a comment.

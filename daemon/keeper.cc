@@ -43,7 +43,8 @@ Result<std::vector<UniqueFd>> duplicates(const ChunkSet& memory) {
   return fds;
 }
 
-Keeper::Keeper(boost::asio::io_context& io, Log& log, const Config& config, std::vector<Ledger::Device> devices, Callbacks callbacks)
+Keeper::Keeper(boost::asio::io_context& io, Log& log, const Config& config, std::vector<Ledger::Device> devices,
+               Callbacks callbacks)
     : io_(io),
       log_(log),
       config_(config),
@@ -78,8 +79,10 @@ void Keeper::load(const Ticket& ticket, const ipc::LoadRequest& request, bool an
     const auto opened = std::make_shared<Result<UniqueFd>>(std::move(bundle));
     boost::asio::post(io_, [this, ticket, command, deadline, opened] {
       if (stopped_ || !registry_.has_session(ticket.session)) return;
-      if (opened->ok()) begin_load(ticket, command, deadline, std::move(opened->value()));
-      else callbacks_.answer({ticket, opened->status()});
+      if (opened->ok())
+        begin_load(ticket, command, deadline, std::move(opened->value()));
+      else
+        callbacks_.answer({ticket, opened->status()});
     });
   });
 }
@@ -192,8 +195,8 @@ Status Keeper::start_load(JobId id, Job& job) {
   message.fd_count = 1;
   std::vector<UniqueFd> fds;
   fds.push_back(std::move(job.bundle));
-  WEIGHTD_ASSIGN_OR_RETURN(
-      job.process, LoaderJob::start(io_, loader_options(), message, std::move(fds), load_callbacks(id, job.generation)));
+  WEIGHTD_ASSIGN_OR_RETURN(job.process,
+                           LoaderJob::start(io_, loader_options(), message, std::move(fds), load_callbacks(id, job.generation)));
   return {};
 }
 
@@ -267,8 +270,10 @@ void Keeper::end_job(JobId id, const Status& status) {
 void Keeper::cancel_jobs(const std::function<bool(const Job&)>& which, const Status& why) {
   for (auto& [id, job] : jobs_) {
     if (!which(job)) continue;
-    if (job.process) job.process->cancel(why);
-    else if (!job.cancelled) end_later(id, job, why);
+    if (job.process)
+      job.process->cancel(why);
+    else if (!job.cancelled)
+      end_later(id, job, why);
   }
 }
 
@@ -282,8 +287,10 @@ void Keeper::stop(std::function<void()> done) {
   stopped_ = std::move(done);
   timer_.cancel();
   watches_.clear();
-  if (jobs_.empty()) boost::asio::post(io_, stopped_);
-  else cancel_jobs([](const Job&) { return true; }, Status::cancelled("weightd is stopping"));
+  if (jobs_.empty())
+    boost::asio::post(io_, stopped_);
+  else
+    cancel_jobs([](const Job&) { return true; }, Status::cancelled("weightd is stopping"));
 }
 
 // --- effects -------------------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ namespace weightd::daemon {
 /// Descriptors of the table and then of the chunks, to be given away; kResourceExhausted when there are too many.
 [[nodiscard]] Result<std::vector<UniqueFd>> duplicates(const ChunkSet& memory);
 
-/// The registry brought to life: it opens bundles, runs loaders, closes memory, watches processes and keeps time, and hands the answers
-/// on. Opening files and giving memory back happen on threads of their own, so that a slow disk or gigabytes of pages never stall the
-/// loop. Not thread-safe; lives on the event loop, which must have ended before its destruction.
+/// The registry brought to life: it opens bundles, runs loaders, closes memory, watches processes and keeps time, and hands the
+/// answers on. Opening files and giving memory back happen on threads of their own, so that a slow disk or gigabytes of pages never
+/// stall the loop. Not thread-safe; lives on the event loop, which must have ended before its destruction.
 class Keeper {
  public:
   struct Callbacks {
@@ -58,10 +58,10 @@ class Keeper {
  private:
   struct Job {
     GenerationId generation = 0;
-    Ticket ticket;               // verify
+    Ticket ticket;  // verify
     bool verify = false;
-    bool cancelled = false;      // while it was queued
-    UniqueFd bundle;             // load, until it is started
+    bool cancelled = false;              // while it was queued
+    UniqueFd bundle;                     // load, until it is started
     std::shared_ptr<LoaderJob> process;  // once it is started
   };
   using JobId = uint64_t;

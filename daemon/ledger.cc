@@ -12,9 +12,8 @@ namespace {
 /// The fewest candidates that free enough: one alone if one suffices (the smallest such, unleased before leased), otherwise the
 /// largest ones until it is enough; none when all of them together do not suffice.
 std::vector<Ledger::Candidate> choose(std::vector<Ledger::Candidate> candidates, uint64_t missing_bytes) {
-  std::stable_sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) {
-    return a.leased != b.leased ? !a.leased : a.bytes < b.bytes;
-  });
+  std::stable_sort(candidates.begin(), candidates.end(),
+                   [](const auto& a, const auto& b) { return a.leased != b.leased ? !a.leased : a.bytes < b.bytes; });
   for (const auto& candidate : candidates) {
     if (candidate.bytes >= missing_bytes) return {candidate};
   }
@@ -43,9 +42,15 @@ Ledger::Sums Ledger::sums(const std::string& uuid) const {
   for (const auto& [id, reservation] : reservations_) {
     if (reservation.device != uuid) continue;
     switch (reservation.phase) {
-      case Phase::kLoading: sums.loading_bytes += reservation.bytes; break;
-      case Phase::kOwned: sums.owned_bytes += reservation.bytes; break;
-      case Phase::kEnding: sums.ending_bytes += reservation.bytes; break;
+      case Phase::kLoading:
+        sums.loading_bytes += reservation.bytes;
+        break;
+      case Phase::kOwned:
+        sums.owned_bytes += reservation.bytes;
+        break;
+      case Phase::kEnding:
+        sums.ending_bytes += reservation.bytes;
+        break;
     }
   }
   return sums;
@@ -72,8 +77,10 @@ void Ledger::set_budget(const std::string& uuid, uint64_t budget_bytes) {
 }
 
 void Ledger::set_available(const std::string& uuid, std::optional<uint64_t> bytes) {
-  if (bytes) available_[uuid] = *bytes;
-  else available_.erase(uuid);
+  if (bytes)
+    available_[uuid] = *bytes;
+  else
+    available_.erase(uuid);
 }
 
 Ledger::Verdict Ledger::reserve(GenerationId generation, const std::string& uuid, uint64_t bytes) {
@@ -102,11 +109,12 @@ std::string Ledger::refusal(const std::string& uuid, uint64_t bytes, std::vector
   const Device* device = find(uuid);
   WEIGHTD_CHECK(device != nullptr);
   const uint64_t free = free_bytes(uuid);
-  std::string text = "needs " + human_bytes(bytes) + ", " + human_bytes(free) + " free of " + human_bytes(device->budget_bytes) +
-                     " on " + uuid;
+  std::string text =
+      "needs " + human_bytes(bytes) + ", " + human_bytes(free) + " free of " + human_bytes(device->budget_bytes) + " on " + uuid;
   if (bytes > device->budget_bytes) return text + "; the budget is too small for it";
   if (bytes <= free) {
-    return text + "; but the operating system has only " + human_bytes(obtainable_bytes(uuid)) + " available: other processes use it";
+    return text + "; but the operating system has only " + human_bytes(obtainable_bytes(uuid)) +
+           " available: other processes use it";
   }
   const auto chosen = choose(std::move(candidates), bytes - free);
   if (chosen.empty()) return text;

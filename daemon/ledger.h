@@ -13,8 +13,8 @@ namespace weightd::daemon {
 
 using GenerationId = uint64_t;
 
-/// Who has which bytes of a device's budget. Every generation reserves its chunks before the first byte is allocated (CO-092) and gives
-/// them back only when the memory is really gone. Pure bookkeeping: no clock, no system call.
+/// Who has which bytes of a device's budget. Every generation reserves its chunks before the first byte is allocated (CO-092) and
+/// gives them back only when the memory is really gone. Pure bookkeeping: no clock, no system call.
 class Ledger {
  public:
   struct Device {
@@ -27,7 +27,7 @@ class Ledger {
     kEnding,   // freed or cancelled; the operating system has not yet taken the memory back
   };
   enum class Verdict { kAdmitted, kLater, kRefused };  // kLater: fits once what is ending has ended
-  struct Candidate {  // a resident model that could be unloaded
+  struct Candidate {                                   // a resident model that could be unloaded
     std::string name;
     uint64_t bytes = 0;
     bool leased = false;
@@ -47,7 +47,8 @@ class Ledger {
   /// What the operating system says is obtainable there right now, if that is known: an upper limit beside the budget.
   void set_available(const std::string& uuid, std::optional<uint64_t> bytes);
 
-  /// Reserves for `generation`, which has no reservation yet (WEIGHTD_CHECK), when it is kAdmitted. The device exists (WEIGHTD_CHECK).
+  /// Reserves for `generation`, which has no reservation yet (WEIGHTD_CHECK), when it is kAdmitted. The device exists
+  /// (WEIGHTD_CHECK).
   [[nodiscard]] Verdict reserve(GenerationId generation, const std::string& uuid, uint64_t bytes);
   void set_phase(GenerationId generation, Phase phase);
   void release(GenerationId generation);  // without a reservation: nothing

@@ -145,8 +145,10 @@ void LoaderJob::send_job(const ipc::Job& job, std::vector<UniqueFd> fds) {
     const size_t count = std::min<size_t>(total - begin, ipc::kMaxFdsPerFrame);
     std::vector<UniqueFd> part;
     for (size_t i = 0; i < count; ++i) part.push_back(std::move(fds[begin + i]));
-    if (begin == 0) send({job}, std::move(part));
-    else send({ipc::MoreFdsReply{static_cast<uint32_t>(count)}}, std::move(part));
+    if (begin == 0)
+      send({job}, std::move(part));
+    else
+      send({ipc::MoreFdsReply{static_cast<uint32_t>(count)}}, std::move(part));
   }
 }
 
@@ -243,8 +245,10 @@ bool LoaderJob::read_one() {
   if (!received.ok()) {
     // Its end, in order or in the middle of a frame, is explained by its exit status.
     const StatusCode code = received.status().code();
-    if (code != StatusCode::kUnavailable && code != StatusCode::kCorruption) fail(received.status().with_context("loader"));
-    else hang_up();
+    if (code != StatusCode::kUnavailable && code != StatusCode::kCorruption)
+      fail(received.status().with_context("loader"));
+    else
+      hang_up();
     return false;
   }
   if (!received->has_value()) return false;
@@ -272,7 +276,8 @@ void LoaderJob::handle(ipc::LoaderMessage message, std::vector<UniqueFd> fds) {
   } else if (const auto* error = std::get_if<Status>(&message.body)) {
     status = error->ok() ? protocol_error("reported a failure without a reason") : *error;
   } else if (auto* scrubbed = std::get_if<ipc::VerifiedReply>(&message.body)) {
-    if (is_load_) status = protocol_error("answered a verification that nobody asked for");
+    if (is_load_)
+      status = protocol_error("answered a verification that nobody asked for");
     else {
       done_ = true;
       callbacks_.scrubbed(std::move(*scrubbed));
@@ -299,7 +304,8 @@ Status LoaderJob::on_chunks(uint32_t count, std::vector<UniqueFd> fds) {
   for (UniqueFd& fd : fds) {
     WEIGHTD_ASSIGN_OR_RETURN(const uint64_t bytes, sealed_size(fd, "a chunk"));
     held_bytes_ += bytes;
-    if (bytes > plan_->resident_bytes || held_bytes_ > plan_->resident_bytes) return protocol_error("sent more than it had planned");
+    if (bytes > plan_->resident_bytes || held_bytes_ > plan_->resident_bytes)
+      return protocol_error("sent more than it had planned");
     memory_.chunks.push_back(std::move(fd));
     memory_.chunk_bytes.push_back(bytes);
   }
@@ -310,12 +316,14 @@ Status LoaderJob::on_chunks(uint32_t count, std::vector<UniqueFd> fds) {
 }
 
 Status LoaderJob::on_verified(const ipc::LoadResult& result, std::vector<UniqueFd> fds) {
-  if (!admitted_ || fds.size() != 1 || memory_.chunks.size() != plan_->chunk_count) return protocol_error("reported success out of turn");
+  if (!admitted_ || fds.size() != 1 || memory_.chunks.size() != plan_->chunk_count)
+    return protocol_error("reported success out of turn");
   if (result.chunk_bytes != memory_.chunk_bytes || held_bytes_ != plan_->resident_bytes) {
     return protocol_error("sent chunks of other sizes than it says");
   }
   WEIGHTD_ASSIGN_OR_RETURN(const uint64_t table_bytes, sealed_size(fds.front(), "a table"));
-  if (table_bytes != result.table_bytes || table_bytes > ipc::kMaxTableBytes) return protocol_error("sent a table of another size than it says");
+  if (table_bytes != result.table_bytes || table_bytes > ipc::kMaxTableBytes)
+    return protocol_error("sent a table of another size than it says");
   memory_.table = std::move(fds.front());
   memory_.table_bytes = table_bytes;
   done_ = true;

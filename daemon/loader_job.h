@@ -26,20 +26,21 @@ namespace weightd::daemon {
 class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
  public:
   struct Options {
-    std::string program;                  // weightd-loader
+    std::string program;                      // weightd-loader
     std::chrono::milliseconds stall{60'000};  // without any progress for so long it fails
   };
   /// All from the event loop. Nothing but `ended` comes after cancel(). Unused ones may be empty.
   struct Callbacks {
-    std::function<void(const ipc::Planned&)> planned;     // answer with admit() or cancel()
+    std::function<void(const ipc::Planned&)> planned;  // answer with admit() or cancel()
     std::function<void(uint64_t bytes)> progress;
-    std::function<void()> uploaded;                       // all chunks are held
+    std::function<void()> uploaded;  // all chunks are held
     std::function<void(ChunkSet)> verified;
     std::function<void(ipc::VerifiedReply)> scrubbed;
-    std::function<void(const Status&)> ended;             // once, after the process is gone: ok, or why it failed
+    std::function<void(const Status&)> ended;  // once, after the process is gone: ok, or why it failed
   };
   [[nodiscard]] static Result<std::shared_ptr<LoaderJob>> start(boost::asio::io_context& io, const Options& options,
-                                                                const ipc::Job& job, std::vector<UniqueFd> fds, Callbacks callbacks);
+                                                                const ipc::Job& job, std::vector<UniqueFd> fds,
+                                                                Callbacks callbacks);
   LoaderJob(const LoaderJob&) = delete;
   LoaderJob& operator=(const LoaderJob&) = delete;
   ~LoaderJob();  // a process that still runs is killed and waited for

@@ -59,10 +59,18 @@ class PriorityFlag final : public spdlog::custom_flag_formatter {
  public:
   void format(const spdlog::details::log_msg& message, const std::tm&, spdlog::memory_buf_t& out) override {
     switch (message.level) {
-      case spdlog::level::err: out.push_back('3'); break;
-      case spdlog::level::warn: out.push_back('4'); break;
-      case spdlog::level::info: out.push_back('6'); break;
-      default: out.push_back('7'); break;
+      case spdlog::level::err:
+        out.push_back('3');
+        break;
+      case spdlog::level::warn:
+        out.push_back('4');
+        break;
+      case spdlog::level::info:
+        out.push_back('6');
+        break;
+      default:
+        out.push_back('7');
+        break;
     }
   }
   [[nodiscard]] std::unique_ptr<spdlog::custom_flag_formatter> clone() const override { return std::make_unique<PriorityFlag>(); }
@@ -70,10 +78,14 @@ class PriorityFlag final : public spdlog::custom_flag_formatter {
 
 spdlog::level::level_enum spdlog_level(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return spdlog::level::debug;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kWarning: return spdlog::level::warn;
-    case LogLevel::kError: return spdlog::level::err;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kWarning:
+      return spdlog::level::warn;
+    case LogLevel::kError:
+      return spdlog::level::err;
   }
   return spdlog::level::info;
 }
@@ -103,10 +115,14 @@ Result<UniqueFd> open_file(const std::string& path) {
 
 std::string_view log_level_name(LogLevel level) {
   switch (level) {
-    case LogLevel::kDebug: return "debug";
-    case LogLevel::kInfo: return "info";
-    case LogLevel::kWarning: return "warning";
-    case LogLevel::kError: return "error";
+    case LogLevel::kDebug:
+      return "debug";
+    case LogLevel::kInfo:
+      return "info";
+    case LogLevel::kWarning:
+      return "warning";
+    case LogLevel::kError:
+      return "error";
   }
   return "unknown";
 }

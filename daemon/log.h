@@ -18,8 +18,8 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 /// of its own (CO-153). Under systemd (JOURNAL_STREAM is set) lines on stderr begin with "<N>", the syslog priority. Thread-safe.
 class Log {
  public:
-  /// `target`: "stderr", or the absolute path of a file, opened for appending (created with mode 0640). kInvalidArgument when the path
-  /// is something else than a regular file; otherwise the error of the system.
+  /// `target`: "stderr", or the absolute path of a file, opened for appending (created with mode 0640). kInvalidArgument when the
+  /// path is something else than a regular file; otherwise the error of the system.
   [[nodiscard]] static Result<Log> open(const std::string& target, LogLevel level);
   Log(Log&&) noexcept;
   Log& operator=(Log&&) noexcept;

@@ -81,7 +81,8 @@ int serve(EffectiveConfig config, const Arguments& arguments) {
   if (!server.ok()) {
     log->error(server.status().message());
     const StatusCode code = server.status().code();
-    return code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported || code == StatusCode::kNotFound ? kExitConfig : 1;
+    return code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported || code == StatusCode::kNotFound ? kExitConfig
+                                                                                                                     : 1;
   }
   const Status status = (*server)->run();
   if (!status.ok()) log->error(status.message());

@@ -13,13 +13,20 @@ using State = ipc::GenerationState;
 
 bool may_follow(State from, State to) {
   switch (to) {
-    case State::kLoading: return false;
-    case State::kVerifying: return from == State::kLoading;
-    case State::kReady: return from == State::kVerifying;
-    case State::kPublished: return from == State::kReady;
-    case State::kDraining: return from == State::kPublished;
-    case State::kFreed: return from == State::kDraining;
-    case State::kFailed: return from == State::kLoading || from == State::kVerifying || from == State::kReady;
+    case State::kLoading:
+      return false;
+    case State::kVerifying:
+      return from == State::kLoading;
+    case State::kReady:
+      return from == State::kVerifying;
+    case State::kPublished:
+      return from == State::kReady;
+    case State::kDraining:
+      return from == State::kPublished;
+    case State::kFreed:
+      return from == State::kDraining;
+    case State::kFailed:
+      return from == State::kLoading || from == State::kVerifying || from == State::kReady;
   }
   return false;
 }
@@ -68,7 +75,8 @@ Result<Place> Registry::resolve(const std::string& model, const std::string& dev
     if (generation.command.model == model && generation.state != State::kFailed) having.insert(generation.command.device);
   }
   if (having.size() == 1) return Place{*having.begin(), 0};
-  return Status::invalid_argument("model " + in_quotes(model) + " is on " + std::to_string(having.size()) + " devices: name the one that is meant");
+  return Status::invalid_argument("model " + in_quotes(model) + " is on " + std::to_string(having.size()) +
+                                  " devices: name the one that is meant");
 }
 
 std::optional<GenerationId> Registry::find(const std::string& model, const Place& place, State state) const {
@@ -119,7 +127,10 @@ void Registry::close_session(SessionId session, bool process_lives, Effects& eff
   bool orphaned = false;
   for (auto it = leases_.begin(); it != leases_.end();) {
     Lease& lease = it->second;
-    if (lease.session != session) { ++it; continue; }
+    if (lease.session != session) {
+      ++it;
+      continue;
+    }
     const auto earlier = orphan_of(process, lease.generation);
     if (process_lives && process.known() && !earlier) {
       lease.session = 0;
@@ -186,9 +197,11 @@ Status Registry::why_not_published(const std::string& model, const Place& place)
 std::optional<Answer> Registry::try_acquire(const Ticket& ticket, const ipc::AcquireRequest& request, bool waiting, Time now) {
   const auto place = resolve(request.model, request.device);
   if (!place.ok()) return Answer{ticket, place.status()};
-  const auto held = std::count_if(leases_.begin(), leases_.end(), [&](const auto& e) { return e.second.session == ticket.session; });
+  const auto held =
+      std::count_if(leases_.begin(), leases_.end(), [&](const auto& e) { return e.second.session == ticket.session; });
   if (held >= static_cast<int64_t>(limits_.leases_per_session)) {
-    return Answer{ticket, Status::resource_exhausted("this connection holds " + std::to_string(held) + " leases, the most allowed "
+    return Answer{ticket, Status::resource_exhausted("this connection holds " + std::to_string(held) +
+                                                     " leases, the most allowed "
                                                      "(max_leases_per_session)")};
   }
   const auto published = find(request.model, *place, State::kPublished);
@@ -292,8 +305,10 @@ void Registry::load(const Ticket& ticket, const LoadCommand& command, std::optio
 void Registry::answer_loads(GenerationId generation, const std::variant<Status, Loaded>& result, Effects& effects) {
   std::erase_if(load_waiters_, [&](const LoadWaiter& waiter) {
     if (waiter.generation != generation) return false;
-    if (const auto* loaded = std::get_if<Loaded>(&result)) effects.answers.push_back({waiter.ticket, *loaded});
-    else effects.answers.push_back({waiter.ticket, std::get<Status>(result)});
+    if (const auto* loaded = std::get_if<Loaded>(&result))
+      effects.answers.push_back({waiter.ticket, *loaded});
+    else
+      effects.answers.push_back({waiter.ticket, std::get<Status>(result)});
     return true;
   });
 }
@@ -426,9 +441,9 @@ void Registry::job_ended(GenerationId id, const Status& status, Effects& effects
 
 bool Registry::forget_failures(const std::string& model, const Place& place) {
   return std::erase_if(generations_, [&](const auto& entry) {
-    const Generation& generation = entry.second;
-    return generation.state == State::kFailed && generation.command.model == model && generation.command.place() == place;
-  }) > 0;
+           const Generation& generation = entry.second;
+           return generation.state == State::kFailed && generation.command.model == model && generation.command.place() == place;
+         }) > 0;
 }
 
 void Registry::forget_oldest_failures() {
@@ -454,15 +469,18 @@ void Registry::unload(const Ticket& ticket, const std::string& model, const std:
     if (generation.command.model == model && generation.command.place() == *place) waiter.generations.insert(id);
   }
   if (waiter.generations.empty()) {
-    if (forgot) effects.answers.push_back({ticket, ipc::UnloadedReply{true, 0, {}}});
-    else effects.answers.push_back({ticket, Status::not_found("no model " + in_quotes(model))});
+    if (forgot)
+      effects.answers.push_back({ticket, ipc::UnloadedReply{true, 0, {}}});
+    else
+      effects.answers.push_back({ticket, Status::not_found("no model " + in_quotes(model))});
     return;
   }
   const std::set<GenerationId> targets = waiter.generations;
   unload_waiters_.push_back(std::move(waiter));
   for (const GenerationId id : targets) {
     const State state = generations_.at(id).state;
-    if (state == State::kPublished) drain(id, effects);
+    if (state == State::kPublished)
+      drain(id, effects);
     else if (in_progress(state)) {
       generations_.at(id).failure = {};  // refused already, but not to be remembered any more
       cancel_load(id, Status::cancelled("the load of model " + in_quotes(model) + " was cancelled by an unload"), effects);
@@ -500,8 +518,8 @@ void Registry::reclaimed(GenerationId id, Effects& effects) {
   gone(id, bytes, effects);
 }
 
-/// Generation `id` is no more (0: one has failed, and stays as a record): answers the unloads that waited for it, and admits who waits
-/// for room.
+/// Generation `id` is no more (0: one has failed, and stays as a record): answers the unloads that waited for it, and admits who
+/// waits for room.
 void Registry::gone(GenerationId id, uint64_t freed_bytes, Effects& effects) {
   generations_.erase(id);
   for (UnloadWaiter& waiter : unload_waiters_) {
@@ -531,9 +549,10 @@ std::optional<Time> Registry::next_deadline() const {
 void Registry::expire(Time now, Effects& effects) {
   std::erase_if(load_waiters_, [&](const LoadWaiter& waiter) {
     if (!waiter.deadline || *waiter.deadline > now) return false;
-    effects.answers.push_back({waiter.ticket, Status::deadline_exceeded("the load of model " +
-                                                                        in_quotes(generations_.at(waiter.generation).command.model) +
-                                                                        " was not done within the time limit of the request")});
+    effects.answers.push_back(
+        {waiter.ticket,
+         Status::deadline_exceeded("the load of model " + in_quotes(generations_.at(waiter.generation).command.model) +
+                                   " was not done within the time limit of the request")});
     return true;
   });
   std::erase_if(acquire_waiters_, [&](const AcquireWaiter& waiter) {
@@ -617,8 +636,8 @@ ipc::LeaseSummary Registry::lease_summary(LeaseId id, const Lease& lease, Time n
   summary.pid = lease.holder.process.pid;
   summary.uid = lease.holder.uid;
   summary.command = lease.holder.command;
-  summary.age_ms = static_cast<uint64_t>(std::max<int64_t>(
-      0, std::chrono::duration_cast<std::chrono::milliseconds>(now - lease.since).count()));
+  summary.age_ms =
+      static_cast<uint64_t>(std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::milliseconds>(now - lease.since).count()));
   summary.bytes = generation.plan->resident_bytes;
   summary.orphan = lease.session == 0;
   summary.device = generation.command.device;
@@ -655,8 +674,10 @@ std::vector<ipc::DeviceSummary> Registry::devices() const {
       if (!resident(generation.state) || generation.command.device != device.uuid) continue;
       const auto [held, orphaned] = lease_counts(id);
       const uint64_t bytes = ledger_.reserved_bytes(id);
-      if (held > 0) summary.leased_bytes += bytes;
-      else if (orphaned > 0) summary.orphan_bytes += bytes;
+      if (held > 0)
+        summary.leased_bytes += bytes;
+      else if (orphaned > 0)
+        summary.orphan_bytes += bytes;
       if (generation.state == State::kDraining) summary.draining_bytes += bytes;
     }
     summaries.push_back(std::move(summary));

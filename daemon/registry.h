@@ -15,8 +15,8 @@
 #include "ipc/messages.h"
 #include "weightd/status.h"
 
-/// Names, generations, leases, orphans and everything that waits for them: the policy of the daemon as a pure state machine. It opens
-/// nothing, closes nothing, waits for nothing and reads no clock. Every call appends what is to be done to an Effects.
+/// Names, generations, leases, orphans and everything that waits for them: the policy of the daemon as a pure state machine. It
+/// opens nothing, closes nothing, waits for nothing and reads no clock. Every call appends what is to be done to an Effects.
 namespace weightd::daemon {
 
 using Clock = std::chrono::steady_clock;
@@ -52,9 +52,14 @@ struct Ticket {
   auto operator<=>(const Ticket&) const = default;
 };
 
-struct Granted { LeaseId lease = 0; GenerationId generation = 0; };
+struct Granted {
+  LeaseId lease = 0;
+  GenerationId generation = 0;
+};
 struct Released {};
-struct Loaded { ipc::ModelSummary model; };
+struct Loaded {
+  ipc::ModelSummary model;
+};
 struct Answer {
   Ticket ticket;
   std::variant<Status, Granted, Released, Loaded, ipc::UnloadedReply> result;  // Status: the error
@@ -70,12 +75,15 @@ struct Notice {
 
 /// What a call left to be done, in the order of the members.
 struct Effects {
-  struct Drop { GenerationId generation = 0; ChunkSet memory; };
-  std::vector<GenerationId> start;     // begin a load job, report with planned() ... job_ended()
-  std::vector<GenerationId> admit;     // tell the job that it may allocate
-  std::vector<GenerationId> cancel;    // end the job, then report job_ended()
-  std::vector<Drop> drop;              // close the memory, then report reclaimed()
-  std::vector<Process> watch;          // tell process_ended() when it is gone: it has orphans
+  struct Drop {
+    GenerationId generation = 0;
+    ChunkSet memory;
+  };
+  std::vector<GenerationId> start;   // begin a load job, report with planned() ... job_ended()
+  std::vector<GenerationId> admit;   // tell the job that it may allocate
+  std::vector<GenerationId> cancel;  // end the job, then report job_ended()
+  std::vector<Drop> drop;            // close the memory, then report reclaimed()
+  std::vector<Process> watch;        // tell process_ended() when it is gone: it has orphans
   std::vector<Notice> notices;
   std::vector<Answer> answers;
 };
@@ -110,9 +118,9 @@ class Registry {
   [[nodiscard]] bool has_session(SessionId session) const { return session == 0 || sessions_.count(session) > 0; }
   [[nodiscard]] bool has_orphans(const Process& process) const;
 
-  /// Answers Granted, or: kNotFound (no such model, or not with that content), kFailedPrecondition (not published, and not waiting),
-  /// kDeadlineExceeded, kResourceExhausted (too many leases), kInvalidArgument (which device?). With a content id it grants
-  /// that content only: a draining generation only to a process that has an orphan on it, and that orphan becomes the lease.
+  /// Answers Granted, or: kNotFound (no such model, or not with that content), kFailedPrecondition (not published, and not
+  /// waiting), kDeadlineExceeded, kResourceExhausted (too many leases), kInvalidArgument (which device?). With a content id it
+  /// grants that content only: a draining generation only to a process that has an orphan on it, and that orphan becomes the lease.
   void acquire(const Ticket& ticket, const ipc::AcquireRequest& request, Time now, Effects& effects);
   /// Answers Released, also for a lease that has ended. kNotFound: not a lease of this session.
   void release(const Ticket& ticket, LeaseId lease, Effects& effects);
@@ -121,7 +129,8 @@ class Registry {
 
   // --- loads
   /// Answers Loaded once the model is published, at once or later. The same model from the same source joins a load in progress.
-  /// kAlreadyExists: the name has, or is being loaded from, something else. kCancelled: an unload came in between. Else why it failed.
+  /// kAlreadyExists: the name has, or is being loaded from, something else. kCancelled: an unload came in between. Else why it
+  /// failed.
   void load(const Ticket& ticket, const LoadCommand& command, std::optional<Time> deadline, Time now, Effects& effects);
   void planned(GenerationId generation, const ipc::Planned& plan, Effects& effects);
   void progress(GenerationId generation, uint64_t bytes);
@@ -130,8 +139,8 @@ class Registry {
   /// The job is over and its process gone; `status` says why unless it verified.
   void job_ended(GenerationId generation, const Status& status, Effects& effects);
 
-  /// Takes the model out of service: published drains, loading is cancelled. Answers UnloadedReply when all of it is gone, or at the
-  /// deadline with who holds it. kNotFound: nothing of that name.
+  /// Takes the model out of service: published drains, loading is cancelled. Answers UnloadedReply when all of it is gone, or at
+  /// the deadline with who holds it. kNotFound: nothing of that name.
   void unload(const Ticket& ticket, const std::string& model, const std::string& device, Time deadline, Time now, Effects& effects);
   void reclaimed(GenerationId generation, Effects& effects);
 
@@ -173,11 +182,24 @@ class Registry {
     SessionId session = 0;  // 0: an orphan
     SessionInfo holder;
     Time since;
-    uint32_t claims = 1;    // of an orphan: how many lost leases of its process it stands for
+    uint32_t claims = 1;  // of an orphan: how many lost leases of its process it stands for
   };
-  struct LoadWaiter { Ticket ticket; GenerationId generation = 0; std::optional<Time> deadline; };
-  struct AcquireWaiter { Ticket ticket; ipc::AcquireRequest request; Time deadline; };
-  struct UnloadWaiter { Ticket ticket; std::set<GenerationId> generations; uint64_t freed_bytes = 0; Time deadline; };
+  struct LoadWaiter {
+    Ticket ticket;
+    GenerationId generation = 0;
+    std::optional<Time> deadline;
+  };
+  struct AcquireWaiter {
+    Ticket ticket;
+    ipc::AcquireRequest request;
+    Time deadline;
+  };
+  struct UnloadWaiter {
+    Ticket ticket;
+    std::set<GenerationId> generations;
+    uint64_t freed_bytes = 0;
+    Time deadline;
+  };
 
   Result<Place> resolve(const std::string& model, const std::string& device) const;
   std::optional<GenerationId> find(const std::string& model, const Place& place, State state) const;

@@ -59,8 +59,10 @@ struct Access {
 };
 Result<Access> make_access(const Config& config) {
   Access access;
-  WEIGHTD_ASSIGN_OR_RETURN(access.data, make_access_list("data", config.data_users, config.data_groups, {"weightd", "weightd-admin"}));
-  WEIGHTD_ASSIGN_OR_RETURN(access.control, make_access_list("control", config.control_users, config.control_groups, {"weightd-admin"}));
+  WEIGHTD_ASSIGN_OR_RETURN(access.data,
+                           make_access_list("data", config.data_users, config.data_groups, {"weightd", "weightd-admin"}));
+  WEIGHTD_ASSIGN_OR_RETURN(access.control,
+                           make_access_list("control", config.control_users, config.control_groups, {"weightd-admin"}));
   return access;
 }
 
@@ -161,8 +163,7 @@ Status Server::State::open() {
   if (config_.backend == "cuda") {
     return Status::unsupported("backend 'cuda': this build has no GPU support; use backend = \"host\", or \"auto\"");
   }
-  WEIGHTD_RETURN_IF_ERROR(
-      listen(Role::kData, config_.data_socket, config_.data_socket_mode, config_.data_socket_group, "weightd"));
+  WEIGHTD_RETURN_IF_ERROR(listen(Role::kData, config_.data_socket, config_.data_socket_mode, config_.data_socket_group, "weightd"));
   WEIGHTD_RETURN_IF_ERROR(
       listen(Role::kControl, config_.control_socket, config_.control_socket_mode, config_.control_socket_group, "weightd-admin"));
   const Ledger::Device& device = keeper_.registry().ledger().devices().front();
@@ -232,8 +233,10 @@ void Server::State::on_reload() {
   Status reopened = log_.reopen();
   if (!reopened.ok()) log_.error("log: " + reopened.message());
   auto wanted = reload_();
-  if (wanted.ok()) apply_config(wanted->values);
-  else log_.error("reload refused, the old configuration stays: " + wanted.status().message());
+  if (wanted.ok())
+    apply_config(wanted->values);
+  else
+    log_.error("reload refused, the old configuration stays: " + wanted.status().message());
 }
 
 void Server::State::apply_config(const Config& wanted) {
@@ -279,11 +282,10 @@ void Server::State::accept(Role role, UniqueFd socket) {
   client.process = info.process;
   client.uid = peer->uid;
   client.pidfd = std::move(peer->pidfd);
-  client.session = Session::start(io_, std::move(socket), session_limits(config_),
-                                  {[this, id](ipc::Request&& request, const Status& foreign) {
-                                     on_request(id, std::move(request), foreign);
-                                   },
-                                   [this, id](const Status& why) { on_closed(id, why); }});
+  client.session =
+      Session::start(io_, std::move(socket), session_limits(config_),
+                     {[this, id](ipc::Request&& request, const Status& foreign) { on_request(id, std::move(request), foreign); },
+                      [this, id](const Status& why) { on_closed(id, why); }});
   if (!admitted.ok()) client.session->refuse(admitted);
 }
 
@@ -291,8 +293,8 @@ Status Server::State::admit(Role role, const ipc::Peer& peer) const {
   const auto& list = role == Role::kData ? access_.data : access_.control;
   if (!list.allows(peer)) {
     const std::string key(role_name(role));
-    return Status::permission_denied("user " + std::to_string(peer.uid) + " may not use the " + key + " socket (" + key + "_users, " +
-                                     key + "_groups)");
+    return Status::permission_denied("user " + std::to_string(peer.uid) + " may not use the " + key + " socket (" + key +
+                                     "_users, " + key + "_groups)");
   }
   const auto count = std::count_if(clients_.begin(), clients_.end(), [&](const auto& entry) { return entry.second.role == role; });
   if (static_cast<uint64_t>(count) >= config_.max_sessions) {
@@ -407,8 +409,10 @@ void Server::State::on_granted(const Ticket& ticket, const Granted& granted) {
 }
 
 void Server::State::on_scrubbed(const Ticket& ticket, Result<ipc::VerifiedReply> scrubbed) {
-  if (scrubbed.ok()) reply(ticket, {ticket.request, *std::move(scrubbed)});
-  else reply(ticket, {ticket.request, scrubbed.status()});
+  if (scrubbed.ok())
+    reply(ticket, {ticket.request, *std::move(scrubbed)});
+  else
+    reply(ticket, {ticket.request, scrubbed.status()});
 }
 
 void Server::State::on_notice(const Notice& notice) {
@@ -419,8 +423,10 @@ void Server::State::on_notice(const Notice& notice) {
               notice.model.content_id.substr(0, 12));
   }
   ipc::EventReply event;
-  if (published) event.event = ipc::PublishedEvent{for_worker(notice.model)};
-  else event.event = ipc::DrainRequestedEvent{for_worker(notice.model)};
+  if (published)
+    event.event = ipc::PublishedEvent{for_worker(notice.model)};
+  else
+    event.event = ipc::DrainRequestedEvent{for_worker(notice.model)};
   for (auto& [id, client] : clients_) {
     if (client.role == Role::kData && (published || notice.sessions.count(id) > 0)) client.session->push({0, event});
   }
@@ -443,8 +449,7 @@ std::vector<ipc::ModelSummary> Server::State::models(Role role) const {
 ipc::StatusReply Server::State::status() const {
   ipc::StatusReply reply;
   reply.version = hello();
-  reply.uptime_ms =
-      static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_).count());
+  reply.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_).count());
   reply.devices = keeper_.registry().devices();
   reply.models = models(Role::kControl);
   reply.session_count = static_cast<uint32_t>(clients_.size());

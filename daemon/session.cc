@@ -48,9 +48,7 @@ Session::~Session() {
   if (descriptor_.is_open()) (void)descriptor_.release();
 }
 
-bool Session::may_read() const {
-  return !finishing_ && !channel_->wants_write() && in_flight_ < limits_.requests_in_flight;
-}
+bool Session::may_read() const { return !finishing_ && !channel_->wants_write() && in_flight_ < limits_.requests_in_flight; }
 
 void Session::pump() {
   if (pumping_ || ended_) return;
@@ -73,8 +71,10 @@ bool Session::flush() {
       return false;
     }
   }
-  if (!channel_->wants_write()) write_since_.reset();
-  else if (!write_since_) write_since_ = ipc::Clock::now();
+  if (!channel_->wants_write())
+    write_since_.reset();
+  else if (!write_since_)
+    write_since_ = ipc::Clock::now();
   if (finishing_ && !channel_->wants_write()) {
     close(farewell_);
     return false;
@@ -87,8 +87,10 @@ bool Session::read_one() {
   auto received = channel_->try_receive();
   if (!received.ok()) {
     // The peer deserves a readable reason (CO-109), unless it is gone.
-    if (received.status().code() == StatusCode::kUnavailable) close(received.status());
-    else refuse(received.status());
+    if (received.status().code() == StatusCode::kUnavailable)
+      close(received.status());
+    else
+      refuse(received.status());
     return false;
   }
   if (!received->has_value()) return false;
@@ -106,7 +108,8 @@ bool Session::read_one() {
 
 void Session::send(const ipc::Response& response, std::vector<UniqueFd> fds) {
   const size_t first = std::min<size_t>(fds.size(), ipc::kMaxFdsPerFrame);
-  std::vector<UniqueFd> rest(std::make_move_iterator(fds.begin() + static_cast<ptrdiff_t>(first)), std::make_move_iterator(fds.end()));
+  std::vector<UniqueFd> rest(std::make_move_iterator(fds.begin() + static_cast<ptrdiff_t>(first)),
+                             std::make_move_iterator(fds.end()));
   fds.resize(first);
   Status status = channel_->send({ipc::encode(response), std::move(fds)});
   for (size_t begin = 0; status.ok() && begin < rest.size(); begin += ipc::kMaxFdsPerFrame) {
@@ -164,8 +167,10 @@ void Session::arm() {
       self->pump();
     });
   };
-  if (may_read()) wait(Descriptor::wait_read, &Session::read_armed_);
-  else wait(Descriptor::wait_error, &Session::error_armed_);
+  if (may_read())
+    wait(Descriptor::wait_read, &Session::read_armed_);
+  else
+    wait(Descriptor::wait_error, &Session::error_armed_);
   if (channel_->wants_write()) wait(Descriptor::wait_write, &Session::write_armed_);
   arm_deadline();
 }
@@ -207,8 +212,8 @@ void Session::on_deadline() {
   const auto next = deadline();
   if (!next || now < *next) return arm_deadline();
   if (write_since_ && now >= *write_since_ + limits_.write_deadline) {
-    return close(Status::deadline_exceeded("the peer did not read its replies for " + std::to_string(limits_.write_deadline.count()) +
-                                           " ms (write_deadline_ms)"));
+    return close(Status::deadline_exceeded("the peer did not read its replies for " +
+                                           std::to_string(limits_.write_deadline.count()) + " ms (write_deadline_ms)"));
   }
   refuse(Status::deadline_exceeded("message not complete within " + std::to_string(limits_.message_deadline.count()) +
                                    " ms (message_deadline_ms)"));

@@ -24,8 +24,8 @@ struct SessionLimits {
   std::chrono::milliseconds write_deadline{5'000};
 };
 
-/// One connection on the event loop: frames in, frames out, and every limit that a peer could strain. It knows nothing of models. While
-/// replies wait to be written, or too many requests are unanswered, it reads nothing more from this peer. Not thread-safe.
+/// One connection on the event loop: frames in, frames out, and every limit that a peer could strain. It knows nothing of models.
+/// While replies wait to be written, or too many requests are unanswered, it reads nothing more from this peer. Not thread-safe.
 class Session : public std::enable_shared_from_this<Session> {
  public:
   struct Callbacks {
@@ -40,7 +40,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Session& operator=(const Session&) = delete;
   ~Session();
 
-  /// Descriptors beyond the first frame's 253 follow in moreFds frames. After the end of the connection: nothing, descriptors closed.
+  /// Descriptors beyond the first frame's 253 follow in moreFds frames. After the end of the connection: nothing, descriptors
+  /// closed.
   void answer(ipc::Response response, std::vector<UniqueFd> fds = {});
   void push(ipc::Response event);
   /// Sends `why` as an error that belongs to no request, or to `request`, then ends the connection.

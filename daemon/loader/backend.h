@@ -46,7 +46,7 @@ class Backend {
   virtual Status check_f12(const F12Planes& planes, int threads, const Advance& advance) = 0;
 };
 
-/// Chunks in sealed memfds.
-[[nodiscard]] std::unique_ptr<Backend> make_host_backend();
+/// Chunks in sealed memfds. `granularity_bytes` is a multiple of the page size.
+[[nodiscard]] std::unique_ptr<Backend> make_host_backend(uint64_t granularity_bytes = uint64_t{1} << 20);
 
 }  // namespace weightd::loader

@@ -17,9 +17,7 @@
 namespace weightd::loader {
 namespace {
 
-constexpr uint64_t kGranularityBytes = uint64_t{1} << 20;
 constexpr uint64_t kUnitsPerStep = 256;  // of a validation
-
 
 Result<std::vector<UniqueFd>> duplicate(const std::vector<UniqueFd>& fds) {
   std::vector<UniqueFd> copies;
@@ -32,7 +30,8 @@ Result<std::vector<UniqueFd>> duplicate(const std::vector<UniqueFd>& fds) {
 
 class HostBackend final : public Backend {
  public:
-  uint64_t granularity_bytes() const override { return kGranularityBytes; }
+  explicit HostBackend(uint64_t granularity_bytes) : granularity_bytes_(granularity_bytes) {}
+  uint64_t granularity_bytes() const override { return granularity_bytes_; }
 
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override {
     WEIGHTD_ASSIGN_OR_RETURN(arena_, ipc::WritableArena::create(chunk_bytes, "weights"));
@@ -109,6 +108,7 @@ class HostBackend final : public Backend {
         view(planes.pool_offset, planes.pool_bytes), planes.pool_base);
   }
 
+  uint64_t granularity_bytes_;
   std::optional<ipc::WritableArena> arena_;
   std::vector<uint64_t> chunk_bytes_;
   ipc::MappedArena mapped_;
@@ -116,6 +116,6 @@ class HostBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_host_backend() { return std::make_unique<HostBackend>(); }
+std::unique_ptr<Backend> make_host_backend(uint64_t granularity_bytes) { return std::make_unique<HostBackend>(granularity_bytes); }
 
 }  // namespace weightd::loader

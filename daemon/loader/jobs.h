@@ -19,7 +19,15 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle, Bac
 /// table and chunks -> scrubbed. `fds`: the table, then the chunks.
 Status run_verify(ipc::Channel& channel, const ipc::Job& job, std::vector<UniqueFd> fds, Backend& backend);
 
-/// Receives the job with all its descriptors, runs it on a backend of the job's kind, and reports a failure to the daemon.
+struct ReceivedJob {
+  ipc::Job job;
+  std::vector<UniqueFd> fds;  // all of them
+};
+[[nodiscard]] Result<ReceivedJob> receive_job(ipc::Channel& channel);
+/// Runs the job and reports a failure to the daemon, too.
+Status run_job(ipc::Channel& channel, ReceivedJob received, Backend& backend);
+
+/// receive_job and run_job on a backend of the job's kind.
 Status serve_job(ipc::Channel& channel);
 
 }  // namespace weightd::loader

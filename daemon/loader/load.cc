@@ -64,8 +64,8 @@ Status read_sections(const store::BundleReader& bundle, const std::vector<Task>&
   Status failure;
   const auto work = [&] {
     for (size_t i = next++; i < tasks.size(); i = next++) {
-      Status status = tasks[i].resident ? read_resident(bundle, tasks[i], backend, advance)
-                                        : bundle.check_section(tasks[i].section, false);
+      Status status =
+          tasks[i].resident ? read_resident(bundle, tasks[i], backend, advance) : bundle.check_section(tasks[i].section, false);
       if (status.ok()) continue;
       next = tasks.size();
       const std::lock_guard<std::mutex> lock(mutex);
@@ -91,8 +91,9 @@ Status compare_blocks(const store::BundleReader& bundle, const ipc::TensorTable&
   if (bad.empty()) return {};
   const std::vector<std::string> names = names_in_blocks(table, bad, 1);
   return Status::corruption(bundle.name() + ": the file is good, the copy in memory is not: block " + std::to_string(bad.front()) +
-                            " of " + std::to_string(hashes.size()) + (names.empty() ? "" : " ('" + printable(names.front()) + "')") +
-                            " differs from its hash, " + std::to_string(bad.size()) + " in all");
+                            " of " + std::to_string(hashes.size()) +
+                            (names.empty() ? "" : " ('" + printable(names.front()) + "')") + " differs from its hash, " +
+                            std::to_string(bad.size()) + " in all");
 }
 
 Status check_f12(const store::BundleReader& bundle, const store::Residency& residency, Backend& backend, int threads,
@@ -137,7 +138,8 @@ Status send_chunks(ipc::Channel& channel, std::vector<UniqueFd> chunks) {
     WEIGHTD_ASSIGN_OR_RETURN(const ipc::Frame frame, channel.receive(kNever));
     WEIGHTD_ASSIGN_OR_RETURN(const ipc::LoaderMessage message, ipc::decode_loader_message(frame.body));
     const auto* received = std::get_if<ipc::Received>(&message.body);
-    if (received == nullptr || received->count != begin + count) return Status::internal("the daemon did not acknowledge the chunks");
+    if (received == nullptr || received->count != begin + count)
+      return Status::internal("the daemon did not acknowledge the chunks");
   }
   return {};
 }
@@ -174,7 +176,8 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
   WEIGHTD_ASSIGN_OR_RETURN(const store::BundleReader bundle, store::BundleReader::open_fd(std::move(bundle_fd), job.bundle_name));
   const store::Residency* residency = bundle.residency(job.residency);
   if (residency == nullptr) {
-    return Status::unsupported(bundle.name() + ": holds no residency '" + printable(job.residency) + "': pack it again with this version");
+    return Status::unsupported(bundle.name() + ": holds no residency '" + printable(job.residency) +
+                               "': pack it again with this version");
   }
   const std::vector<uint64_t> chunk_bytes = ipc::cut_chunks(residency->arena_bytes, job.chunk_bytes, backend.granularity_bytes());
   if (chunk_bytes.size() > ipc::kMaxListItems) {
@@ -186,8 +189,8 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
 
   WEIGHTD_RETURN_IF_ERROR(backend.allocate(chunk_bytes).with_context(bundle.name()));
   const std::vector<Task> tasks = make_tasks(bundle.manifest(), *residency);
-  WEIGHTD_RETURN_IF_ERROR(run_with_progress(
-      channel, [&](const Advance& advance) { return read_sections(bundle, tasks, backend, threads, advance); }));
+  WEIGHTD_RETURN_IF_ERROR(
+      run_with_progress(channel, [&](const Advance& advance) { return read_sections(bundle, tasks, backend, threads, advance); }));
   WEIGHTD_RETURN_IF_ERROR(bundle.check_unchanged());
   WEIGHTD_ASSIGN_OR_RETURN(std::vector<UniqueFd> chunks, backend.seal());
   WEIGHTD_RETURN_IF_ERROR(send_chunks(channel, std::move(chunks)));

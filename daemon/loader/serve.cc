@@ -9,14 +9,27 @@
 namespace weightd::loader {
 namespace {
 
-struct ReceivedJob {
-  ipc::Job job;
-  std::vector<UniqueFd> fds;
-};
-
 void take(std::vector<UniqueFd>& to, std::vector<UniqueFd>& from) {
   to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
 }
+
+Status run(ipc::Channel& channel, ReceivedJob received, Backend& backend) {
+  if (std::holds_alternative<ipc::VerifyJob>(received.job.kind)) {
+    return run_verify(channel, received.job, std::move(received.fds), backend);
+  }
+  if (received.fds.size() != 1) return Status::internal("a load job comes with one descriptor");
+  return run_load(channel, received.job, std::move(received.fds.front()), backend);
+}
+
+/// Without the daemon there is nobody to tell.
+Status report(ipc::Channel& channel, const Status& status) {
+  if (status.ok()) return status;
+  const bool fits = status.message().size() <= ipc::kMaxTextBytes;
+  (void)send(channel, {fits ? status : Status(status.code(), printable(status.message(), ipc::kMaxTextBytes / 2))});
+  return status;
+}
+
+}  // namespace
 
 Result<ReceivedJob> receive_job(ipc::Channel& channel) {
   WEIGHTD_ASSIGN_OR_RETURN(ipc::Frame frame, channel.receive(kNever));
@@ -37,30 +50,19 @@ Result<ReceivedJob> receive_job(ipc::Channel& channel) {
   return received;
 }
 
-Status run_job(ipc::Channel& channel, ReceivedJob received) {
-  if (received.job.backend != "host") {
-    return Status::unsupported("backend '" + printable(received.job.backend) + "': this loader has no GPU support");
-  }
-  const auto backend = make_host_backend();
-  if (std::holds_alternative<ipc::VerifyJob>(received.job.kind)) {
-    return run_verify(channel, received.job, std::move(received.fds), *backend);
-  }
-  if (received.fds.size() != 1) return Status::internal("a load job comes with one descriptor");
-  return run_load(channel, received.job, std::move(received.fds.front()), *backend);
+Status run_job(ipc::Channel& channel, ReceivedJob received, Backend& backend) {
+  return report(channel, run(channel, std::move(received), backend));
 }
-
-}  // namespace
 
 Status serve_job(ipc::Channel& channel) {
   auto received = receive_job(channel);
-  Status status = received.ok() ? run_job(channel, *std::move(received)) : received.status();
-  if (status.ok()) return status;
-  Status report = status;
-  if (report.message().size() > ipc::kMaxTextBytes) {
-    report = Status(status.code(), printable(status.message(), ipc::kMaxTextBytes / 2));
+  if (!received.ok()) return report(channel, received.status());
+  if (received->job.backend != "host") {
+    return report(channel,
+                  Status::unsupported("backend '" + printable(received->job.backend) + "': this loader has no GPU support"));
   }
-  (void)send(channel, {report});  // without the daemon there is nobody to tell
-  return status;
+  const auto backend = make_host_backend();
+  return run_job(channel, *std::move(received), *backend);
 }
 
 }  // namespace weightd::loader

@@ -25,7 +25,8 @@ void place(ipc::StorageEntry& entry, const store::Placement& placement) {
       entry.records_offset = placement.arena_offset_bytes;
       entry.records_bytes = placement.size_bytes;
       break;
-    case store::PlaneKind::kPool: break;  // the pool is the model's
+    case store::PlaneKind::kPool:
+      break;  // the pool is the model's
   }
   entry.resident_bytes += placement.size_bytes;
 }
