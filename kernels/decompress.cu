@@ -82,7 +82,8 @@ Status launch_decompress(const F12DeviceMatrix& w, uint64_t begin, uint64_t end,
                          cudaStream_t stream) {
   WEIGHTD_RETURN_IF_ERROR(check_matrix(w, "launch_decompress"));
   if (begin > end || end > w.n) return Status::invalid_argument("launch_decompress: the rows are not inside the weight");
-  WEIGHTD_RETURN_IF_ERROR(check_bf16(out, end - begin, w.k, out_stride, true, "launch_decompress", "out"));
+  WEIGHTD_ASSIGN_OR_RETURN(const ByteRange written, check_bf16(out, end - begin, w.k, out_stride, "launch_decompress", "out"));
+  WEIGHTD_RETURN_IF_ERROR(check_no_overlap(w, f12::kTileBytes, written, "launch_decompress"));
   if (begin == end || w.k == 0) return {};
   const f12::Geometry geometry{w.n, w.k, 1};
   DecompressArgs args{};

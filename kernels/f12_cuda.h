@@ -35,9 +35,8 @@ struct F12DeviceMatrix {
 [[nodiscard]] F12DeviceMatrix slice_rows(const F12DeviceMatrix& w, uint64_t begin, uint64_t end);
 
 /// out[r - begin, :] = w[r, :] for r in [begin, end): the BF16 words, bit for bit.
-///   out  2-byte aligned; rows `out_stride` elements apart, |out_stride| >= k if there is more than one row. Fast when out is
-///   16-byte
-///        aligned and out_stride a multiple of 8.
+///   out  2-byte aligned; rows `out_stride` elements apart, at least k if there is more than one row; overlaps no plane of w.
+///        Fast when out is 16-byte aligned and out_stride a multiple of 8.
 /// begin and end may be any rows. Elements between the rows are not touched.
 [[nodiscard]] Status launch_decompress(const F12DeviceMatrix& w, uint64_t begin, uint64_t end, uint16_t* out, int64_t out_stride,
                                        cudaStream_t stream);
@@ -64,7 +63,7 @@ struct GemmDevice {
 [[nodiscard]] bool allows_tensor_copy(ConstBf16Matrix x);
 
 /// y = x · wᵀ on `stream`; decodes w tile by tile in registers and never writes it out.
-///   x  BF16 [m, k];  y  BF16 [m, n]; any strides that the views allow, negative ones too; y overlaps neither x nor w
+///   x  BF16 [m, k];  y  BF16 [m, n]; any alignment and stride that the views allow; y overlaps neither x nor w
 ///   plan  from plan_gemm for this device, this n and k, and at least m tokens
 /// m or n of 0: nothing is written. k of 0: y is +0.
 /// Products are exact and summed in fp32 by the tensor core, rounded once to BF16, to nearest even. With A = k/8 + plan.slices + 4

@@ -112,7 +112,8 @@ template <typename Index>
 Status launch_gather(const F12DeviceMatrix& w, const Index* rows, uint64_t count, uint16_t* out, int64_t out_stride,
                      cudaStream_t stream) {
   WEIGHTD_RETURN_IF_ERROR(check_matrix(w, "launch_gather_rows"));
-  WEIGHTD_RETURN_IF_ERROR(check_bf16(out, count, w.k, out_stride, true, "launch_gather_rows", "out"));
+  WEIGHTD_ASSIGN_OR_RETURN(const ByteRange written, check_bf16(out, count, w.k, out_stride, "launch_gather_rows", "out"));
+  WEIGHTD_RETURN_IF_ERROR(check_no_overlap(w, f12::kTileBytes, written, "launch_gather_rows"));
   if (count == 0 || w.k == 0) return {};
   if (rows == nullptr || reinterpret_cast<uintptr_t>(rows) % sizeof(Index) != 0) {
     return Status::invalid_argument("launch_gather_rows: rows is null or not aligned to its element");

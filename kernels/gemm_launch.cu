@@ -40,8 +40,10 @@ Status check_call(const GemmKernels& kernels, const GemmPlan& plan, const F12Dev
   if (plan.n != w.n || plan.k != w.k) return refuse("the plan " + plan.to_string() + " is for another shape");
   if (x.cols != w.k) return refuse("x has " + std::to_string(x.cols) + " columns, w has k = " + std::to_string(w.k));
   if (y.cols != w.n || y.rows != x.rows) return refuse("y is not [m, n]");
-  WEIGHTD_RETURN_IF_ERROR(check_bf16(x.data, x.rows, x.cols, x.row_stride, false, "launch_gemm", "x"));
-  return check_bf16(y.data, y.rows, y.cols, y.row_stride, true, "launch_gemm", "y");
+  WEIGHTD_ASSIGN_OR_RETURN(const ByteRange read, check_bf16(x.data, x.rows, x.cols, x.row_stride, "launch_gemm", "x"));
+  WEIGHTD_ASSIGN_OR_RETURN(const ByteRange written, check_bf16(y.data, y.rows, y.cols, y.row_stride, "launch_gemm", "y"));
+  if (written.overlaps(read)) return refuse("y overlaps x");
+  return check_no_overlap(w, kernels.tile_bytes, written, "launch_gemm");
 }
 
 GemmArgs make_args(const GemmPlan& plan, uint32_t tile_bytes, const F12DeviceMatrix& w, const ConstBf16Matrix& x,

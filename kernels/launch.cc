@@ -9,6 +9,7 @@ namespace weightd::kernels {
 namespace {
 
 constexpr uint64_t kMaxExtent = std::numeric_limits<uint32_t>::max();
+constexpr uint64_t kMaxSpan = uint64_t{1} << 60;  // elements
 
 bool aligned(const void* pointer, uintptr_t alignment) { return reinterpret_cast<uintptr_t>(pointer) % alignment == 0; }
 
@@ -32,13 +33,36 @@ Status check_matrix(const F12DeviceMatrix& w, const char* call) {
   return {};
 }
 
-Status check_bf16(const uint16_t* data, uint64_t rows, uint64_t cols, int64_t stride, bool written, const char* call,
-                  const char* name) {
-  if (rows == 0 || cols == 0) return {};
+Result<ByteRange> check_bf16(const uint16_t* data, uint64_t rows, uint64_t cols, int64_t stride, const char* call,
+                             const char* name) {
+  if (rows == 0 || cols == 0) return ByteRange{};
   if (data == nullptr) return refuse(call, std::string(name) + " is null");
   if (!aligned(data, 2)) return refuse(call, std::string(name) + " must be 2-byte aligned");
-  const uint64_t magnitude = stride < 0 ? uint64_t{0} - static_cast<uint64_t>(stride) : static_cast<uint64_t>(stride);
-  if (written && rows > 1 && magnitude < cols) return refuse(call, std::string(name) + " has overlapping rows");
+  uint64_t elements = cols;
+  if (rows > 1) {
+    if (stride < 0 || static_cast<uint64_t>(stride) < cols) {
+      return refuse(
+          call, std::string(name) + ": row stride " + std::to_string(stride) + " is below the columns, " + std::to_string(cols));
+    }
+    if (__builtin_mul_overflow(rows - 1, static_cast<uint64_t>(stride), &elements) || elements > kMaxSpan || cols > kMaxSpan) {
+      return refuse(call, std::string(name) + " is larger than any memory");
+    }
+    elements += cols;
+  }
+  const auto begin = reinterpret_cast<uintptr_t>(data);
+  return ByteRange{begin, begin + elements * 2};
+}
+
+Status check_no_overlap(const F12DeviceMatrix& w, uint64_t tile_bytes, const ByteRange& out, const char* call) {
+  const f12::Geometry geometry{w.n, w.k, 1};
+  const auto overlaps = [&](const std::byte* plane, uint64_t bytes) {
+    const auto begin = reinterpret_cast<uintptr_t>(plane);
+    return plane != nullptr && out.overlaps({begin, begin + bytes});
+  };
+  if (overlaps(w.codes, geometry.units() * geometry.tiles() * tile_bytes) || overlaps(w.windows, geometry.windows_bytes()) ||
+      overlaps(w.records, geometry.records_bytes()) || overlaps(w.pool, w.pool_bytes)) {
+    return refuse(call, "the output overlaps the weight");
+  }
   return {};
 }
 

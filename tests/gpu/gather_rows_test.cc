@@ -79,7 +79,7 @@ TEST(GatherRows, IndexesOutsideFillTheirRowWithNan) {
   check_gather<int64_t>(words, device, {int64_t{1} << 32, 0, std::numeric_limits<int64_t>::min(), 41}, 130, 0);
 }
 
-TEST(GatherRows, RefusesWhatItsContractForbids) {
+TEST(GatherRows, CO_054_RefusesWhatItsContractForbids) {
   const Words words = testing::random_weights(32, 64, 0, false, 8);
   const DeviceF12 device(testing::encode(words));
   const DeviceMemory out(4 * 64 * 2);
