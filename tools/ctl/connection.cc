@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cstdlib>
+#include <algorithm>
 #include <string>
 
 #include "base/version.h"
@@ -56,6 +56,10 @@ Result<control::Client> connect(const Connection& connection, cli::Output& outpu
   Status status = client.status();
   if (status.code() == StatusCode::kNotFound) status = Status::unavailable(status.message());
   return advise(output, status);
+}
+
+Result<control::Client> connect_for_long_call(const Connection& connection, cli::Output& output) {
+  return connect({connection.socket, std::min(connection.timeout, kConnectTimeout)}, output);
 }
 
 }  // namespace weightd::tools

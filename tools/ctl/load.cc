@@ -70,7 +70,7 @@ Result<control::Model> load_with_progress(control::Client& client, const LoadArg
 
 Status run(const LoadArguments& arguments, cli::Output& output) {
   WEIGHTD_ASSIGN_OR_RETURN(const std::string path, absolute_path(arguments.path));
-  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect(arguments.connection, output));
+  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect_for_long_call(arguments.connection, output));
   const Result<control::Model> model = output.progress_wanted()
                                            ? load_with_progress(client, arguments, path, output)
                                            : client.load(arguments.name, path, arguments.device, arguments.connection.timeout);
@@ -100,7 +100,7 @@ void add_load(cli::Program& program) {
   add_connection_options(verb, &arguments->connection);
   verb.details(
           "Returns when the model is published. When the name has this content already, nothing happens and that is success; when "
-          "it has another, exit code 10.")
+          "it has another, exit code 10. Ctrl-C and the time limit end the wait, not the load: 'weightctl unload' takes it back.")
       .example("weightctl load llama-8b /srv/models/llama-8b.wpk")
       .run([arguments](cli::Output& output) { return run(*arguments, output); });
 }

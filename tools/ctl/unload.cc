@@ -24,7 +24,7 @@ Status still_draining(const UnloadArguments& arguments, const control::Unloaded&
 }
 
 Status run(const UnloadArguments& arguments, cli::Output& output) {
-  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect(arguments.connection, output));
+  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect_for_long_call(arguments.connection, output));
   const Result<control::Unloaded> unloaded = client.unload(arguments.name, arguments.device, arguments.connection.timeout);
   if (!unloaded.ok()) return advise(output, unloaded.status());
   if (!unloaded->freed) {

@@ -32,8 +32,13 @@ struct Connection {
 /// Adds --socket and --timeout. `connection->timeout` is the default at this moment and goes into the help.
 void add_connection_options(cli::Verb& verb, Connection* connection);
 
+/// Most time for the first answer when the call itself may take long.
+inline constexpr std::chrono::milliseconds kConnectTimeout{10'000};
 /// Connects within the time limit. On failure the hint says what to look at.
 [[nodiscard]] Result<control::Client> connect(const Connection& connection, cli::Output& output);
+
+/// For a call that has its own, long time limit: a daemon that does not even say hello is given kConnectTimeout at most.
+[[nodiscard]] Result<control::Client> connect_for_long_call(const Connection& connection, cli::Output& output);
 
 /// Sets the hint that fits a failure of any call, and passes the failure on.
 [[nodiscard]] Status advise(cli::Output& output, Status status);

@@ -43,7 +43,7 @@ Status report_damage(const VerifyArguments& arguments, const control::Verified& 
 }
 
 Status run(const VerifyArguments& arguments, cli::Output& output) {
-  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect(arguments.connection, output));
+  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect_for_long_call(arguments.connection, output));
   const Result<control::Verified> verified = client.verify(arguments.name, arguments.connection.timeout);
   if (!verified.ok()) return advise(output, verified.status());
   if (!verified->bad_blocks.empty()) return report_damage(arguments, *verified, output);
