@@ -251,16 +251,15 @@ struct BundleReader::State {
     return {};
   }
 
-  // The zeros between a section and the next one (or the manifest).
-  Status check_padding(uint32_t section, const std::string& what) const {
+  // Looks at the zeros between a section and the next one (or the manifest): offset of the first byte that is none, or kAllZero.
+  static constexpr uint64_t kAllZero = UINT64_MAX;
+  Result<uint64_t> first_bad_padding(uint32_t section) const {
     const uint64_t begin = manifest.sections[section].offset_bytes + manifest.sections[section].size_bytes;
     std::array<std::byte, kSectionAlign> padding;
     const auto bytes = std::span(padding).first(f12::align_up(begin, kSectionAlign) - begin);
     WEIGHTD_RETURN_IF_ERROR(pread_full(fd.get(), bytes, begin, name));
     const auto bad = std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{0}; });
-    if (bad == bytes.end()) return {};
-    return Status::corruption(name + ": " + what + ": the padding behind it is not zero at offset " +
-                              std::to_string(begin + static_cast<uint64_t>(bad - bytes.begin())));
+    return bad == bytes.end() ? kAllZero : begin + static_cast<uint64_t>(bad - bytes.begin());
   }
 };
 
@@ -347,16 +346,14 @@ Status BundleReader::check_section(uint32_t section, bool deep) const {
 
 Status BundleReader::check_hashes(uint32_t section, const Xxh128& xxh, const Sha256& sha) const {
   const Section& expected = state_->manifest.sections[section];
-  const std::string what = describe_section(section);
-  if (xxh != expected.xxh) {
-    return Status::corruption(state_->name + ": " + what + ": XXH3-128 is " + to_hex(xxh) + ", the manifest says " +
-                              to_hex(expected.xxh));
-  }
-  if (sha != expected.sha) {
-    return Status::corruption(state_->name + ": " + what + ": SHA-256 is " + to_hex(sha) + ", the manifest says " +
-                              to_hex(expected.sha));
-  }
-  return state_->check_padding(section, what);
+  const auto refuse = [&](const std::string& why) {
+    return Status::corruption(state_->name + ": " + describe_section(section) + ": " + why);
+  };
+  if (xxh != expected.xxh) return refuse("XXH3-128 is " + to_hex(xxh) + ", the manifest says " + to_hex(expected.xxh));
+  if (sha != expected.sha) return refuse("SHA-256 is " + to_hex(sha) + ", the manifest says " + to_hex(expected.sha));
+  WEIGHTD_ASSIGN_OR_RETURN(const uint64_t bad, state_->first_bad_padding(section));
+  if (bad != State::kAllZero) return refuse("the padding behind it is not zero at offset " + std::to_string(bad));
+  return {};
 }
 
 Status BundleReader::stream_tensor(const TensorRecord& tensor, int threads,

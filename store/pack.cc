@@ -261,6 +261,7 @@ class Packer {
     manifest_.tensors_id = compute_tensors_id(manifest_.tensors);
     WEIGHTD_ASSIGN_OR_RETURN(report_.content_id, writer_.commit(std::move(manifest_)));
     report_.bundle_bytes = writer_.file_bytes();
+    if (options_.progress) (void)options_.progress(report_.source_bytes, report_.source_bytes);  // too late to cancel
     report_.warnings = checkpoint_.warnings;
     if (report_.coded_tensors == 0) {
       report_.warnings.push_back("no tensor could be coded: the bundle is about as large as the checkpoint");
