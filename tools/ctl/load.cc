@@ -53,7 +53,7 @@ Result<control::Model> load_with_progress(control::Client& client, const LoadArg
     finished.notify_one();
   });
   cli::ProgressBar bar(output, "load");
-  Result<control::Client> watcher = connect({arguments.connection.socket, std::chrono::seconds(5)}, output);
+  Result<control::Client> watcher = control::Client::connect({arguments.connection.socket, kConnectTimeout});
   std::unique_lock lock(mutex);
   while (!finished.wait_for(lock, kPoll, [&] { return result.has_value(); })) {
     lock.unlock();
