@@ -44,7 +44,8 @@ std::string_view type_name(Option::Kind kind) {
 std::string help_of(const Option& option) {
   std::string help(option.help);
   if (!option.choices.empty()) help += " (" + std::string(option.choices) + ")";
-  return help + " [" + print_value(Config{}, option) + "]";
+  const std::string built_in = print_value(Config{}, option);
+  return built_in == "\"\"" || built_in == "[]" ? help : help + " [" + built_in + "]";
 }
 
 }  // namespace

@@ -125,6 +125,7 @@ class Server::State {
   void on_notice(const Notice& notice);
   void on_granted(const Ticket& ticket, const Granted& granted);
   void on_desired(const Ticket& ticket, const Status& outcome);
+  void log_outcome(const Answer& answer);
 
   ipc::HelloReply hello() const;
   ipc::StatusReply status() const;
@@ -148,6 +149,7 @@ class Server::State {
   Keeper keeper_;
   std::vector<std::unique_ptr<ipc::Endpoint>> endpoints_;
   std::map<SessionId, Client> clients_;
+  std::map<Ticket, std::string> commands_;  // what administrators asked for and is not answered yet, for the log
   std::map<uint64_t, ModelEntry> desired_;  // by request: loads of the daemon itself that are under way
   uint64_t next_desired_ = 1;
   bool ready_ = false, stopping_ = false;
@@ -310,6 +312,7 @@ void Server::State::on_closed(SessionId id, const Status& why) {
   const Process process = entry->second.process;
   UniqueFd pidfd = std::move(entry->second.pidfd);
   clients_.erase(entry);
+  commands_.erase(commands_.lower_bound({id, 0}), commands_.lower_bound({id + 1, 0}));
   keeper_.close_session(id, process, std::move(pidfd));
 }
 
@@ -354,8 +357,10 @@ void Server::State::handle(SessionId id, Client& client, ipc::Request&& request)
     reply(ticket, {request.id, status()});
   } else if (const auto* load = std::get_if<ipc::LoadRequest>(&request.body)) {
     const bool any_path = config_.allow_any_path && (client.uid == 0 || client.uid == ::geteuid());
+    commands_[ticket] = client.who + ": load '" + printable(load->model) + "' from '" + printable(load->path) + "'";
     keeper_.load(ticket, *load, any_path);
   } else if (const auto* unload = std::get_if<ipc::UnloadRequest>(&request.body)) {
+    commands_[ticket] = client.who + ": unload '" + printable(unload->model) + "'";
     keeper_.unload(ticket, *unload);
   } else if (std::holds_alternative<ipc::LeasesRequest>(request.body)) {
     reply(ticket, {request.id, ipc::LeasesReply{bounded(keeper_.registry().leases(Clock::now()))}});
@@ -379,6 +384,7 @@ void Server::State::on_answer(Answer&& answer) {
     const auto* error = std::get_if<Status>(&answer.result);
     return on_desired(ticket, error != nullptr ? *error : Status());
   }
+  log_outcome(answer);
   if (auto* error = std::get_if<Status>(&answer.result)) return reply(ticket, {ticket.request, *error});
   if (const auto* granted = std::get_if<Granted>(&answer.result)) return on_granted(ticket, *granted);
   if (std::holds_alternative<Released>(answer.result)) return reply(ticket, {ticket.request, ipc::ReleasedReply{}});
@@ -388,6 +394,24 @@ void Server::State::on_answer(Answer&& answer) {
   auto& unloaded = std::get<ipc::UnloadedReply>(answer.result);
   unloaded.holders = bounded(std::move(unloaded.holders));
   reply(ticket, {ticket.request, std::move(unloaded)});
+}
+
+/// Changes that people ask for are worth a line each.
+void Server::State::log_outcome(const Answer& answer) {
+  const auto command = commands_.find(answer.ticket);
+  if (command == commands_.end()) return;
+  const auto* error = std::get_if<Status>(&answer.result);
+  const auto* unloaded = std::get_if<ipc::UnloadedReply>(&answer.result);
+  if (error != nullptr)
+    log_.warning(command->second + ": " + error->to_string());
+  else if (unloaded == nullptr)
+    log_.info(command->second + ": done");
+  else if (unloaded->freed)
+    log_.info(command->second + ": freed " + human_bytes(unloaded->bytes));
+  else
+    log_.info(command->second + ": draining, " + std::to_string(unloaded->holders.size()) + " leases hold " +
+              human_bytes(unloaded->bytes));
+  commands_.erase(command);
 }
 
 void Server::State::on_granted(const Ticket& ticket, const Granted& granted) {

@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <string_view>
 #include <thread>
 
 #include "base/version.h"
@@ -32,6 +33,13 @@ void watch_daemon() {
   }).detach();
 }
 
+/// Until the chunks are handed over they are this process's alone: when memory runs out, it is the one to end.
+void offer_to_oom_killer() {
+  const weightd::UniqueFd file(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  constexpr std::string_view kFirst = "900";
+  if (file.valid()) (void)!::write(file.get(), kFirst.data(), kFirst.size());
+}
+
 bool is_socket(int fd) {
   int type = 0;
   socklen_t size = sizeof(type);
@@ -45,6 +53,7 @@ int run() {
   }
   ::fcntl(kDaemonSocket, F_SETFD, FD_CLOEXEC);
   ::signal(SIGPIPE, SIG_IGN);
+  offer_to_oom_killer();
   watch_daemon();
   weightd::ipc::ChannelOptions options;
   options.receive = {kMaxFrameBytes, weightd::ipc::kMaxFdsPerFrame};

@@ -62,6 +62,10 @@ std::vector<ipc::LeaseSummary> leases_of(const DaemonFixture& daemon) {
   require(leases.ok(), "leases");
   return leases->leases;
 }
+int64_t orphans_of(const DaemonFixture& daemon) {
+  const auto leases = leases_of(daemon);
+  return std::count_if(leases.begin(), leases.end(), [](const ipc::LeaseSummary& lease) { return lease.orphan; });
+}
 Result<ipc::AcquiredReply> acquire(RawPeer& worker, const std::string& model, uint32_t wait_ms = 0,
                                    const std::string& content = "") {
   return worker.get<ipc::AcquiredReply>(ipc::AcquireRequest{model, "", wait_ms, content});
@@ -213,6 +217,10 @@ TEST(Load, AModelIsLoadedLeasedMappedVerifiedAndUnloaded) {
   EXPECT_EQ(unloaded->bytes, model->resident_bytes);
   EXPECT_TRUE(status_of(daemon).models.empty());
   EXPECT_EQ(status_of(daemon).devices.front().owned_bytes, 0U);
+  const std::string log = daemon.log();
+  EXPECT_NE(log.find(": load 'm' from '" + daemon / "m.wpk" + "': done\n"), std::string::npos) << log;
+  EXPECT_NE(log.find("model 'm' published: generation 1, "), std::string::npos) << log;
+  EXPECT_NE(log.find(": unload 'm': freed "), std::string::npos) << log;
 }
 
 TEST(Load, RawBundlesToo) {
@@ -520,7 +528,9 @@ TEST(Load, CO_087_ManyCyclesLeaveNothingBehind) {
   }
   eventually("no loader is left", [&] { return daemon.children().empty(); });
   eventually("descriptors back", [&] { return daemon.open_files() <= files; });
-  EXPECT_LT(daemon.rss_bytes(), rss + 4 * kMiB);
+  if (!weightd::testing::kSanitized) {
+    EXPECT_LT(daemon.rss_bytes(), rss + 4 * kMiB);
+  }
   EXPECT_EQ(status_of(daemon).devices.front().free_bytes, status_of(daemon).devices.front().budget_bytes);
 }
 
@@ -737,7 +747,7 @@ TEST(Load, ALostConnectionOfALiveProcessIsAnOrphanAndComesBackByContent) {
     RawPeer worker(daemon.data_socket());
     ASSERT_TRUE(acquire(worker, "m").ok());
   }
-  eventually("it is an orphan", [&] { return leases_of(daemon).size() == 1 && leases_of(daemon).front().orphan; });
+  eventually("it is an orphan", [&] { return orphans_of(daemon) == 1; });
   EXPECT_EQ(status_of(daemon).devices.front().orphan_bytes, kMiB);
   const auto busy = unload(daemon, "m", 1);
   ASSERT_TRUE(busy.ok());
@@ -769,7 +779,7 @@ TEST(Load, AnOrphanEndsWithItsProcess) {
     ::_exit(0);
   }
   ::close(pipe[0]);
-  eventually("it is an orphan", [&] { return leases_of(daemon).size() == 1 && leases_of(daemon).front().orphan; });
+  eventually("it is an orphan", [&] { return orphans_of(daemon) == 1; });
   ::close(pipe[1]);
   int status = 0;
   ASSERT_EQ(::waitpid(child, &status, 0), child);

@@ -333,7 +333,7 @@ TEST(Server, CO_155_AStormOfSignalsThenACleanEnd) {
 TEST(Server, CO_155_ASignalOfDeathEndsItAtOnce) {
   DaemonFixture daemon;
   daemon.signal(SIGSEGV);
-  EXPECT_EQ(daemon.wait(), -SIGSEGV);
+  EXPECT_NE(daemon.wait(), 0);  // -SIGSEGV, but for a sanitizer's own handler
 }
 
 TEST(Server, CO_153_ItDoesNotForkAndItsLinesArrive) {
@@ -634,7 +634,9 @@ TEST(Server, CO_117_APeerThatNeverReadsIsDropped) {
     (void)status_of(daemon);  // others are served
     return dropped;
   });
-  EXPECT_LT(daemon.rss_bytes(), rss + (32U << 20));
+  if (!weightd::testing::kSanitized) {
+    EXPECT_LT(daemon.rss_bytes(), rss + (32U << 20));
+  }
   daemon.wait_for_log("did not read its replies for 300 ms (write_deadline_ms)");
 }
 

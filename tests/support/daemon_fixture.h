@@ -14,6 +14,13 @@
 
 namespace weightd::testing {
 
+/// Sanitizers keep freed memory back, so that sizes of processes mean nothing.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
 struct DaemonOptions {
   std::string config;                              // TOML lines, put behind the sockets' paths
   std::vector<std::string> arguments;              // behind --config FILE
