@@ -15,7 +15,9 @@
 namespace weightd::store {
 namespace {
 
-std::span<const std::byte> as_bytes(std::string_view text) { return {reinterpret_cast<const std::byte*>(text.data()), text.size()}; }
+std::span<const std::byte> as_bytes(std::string_view text) {
+  return {reinterpret_cast<const std::byte*>(text.data()), text.size()};
+}
 
 /// One line for people, whatever the input says.
 void check_refusal(const Status& status) {

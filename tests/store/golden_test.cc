@@ -32,7 +32,7 @@ std::vector<uint16_t> steep(size_t count, uint64_t seed) {
   std::vector<uint16_t> words(count);
   for (uint16_t& word : words) {
     const uint64_t r = random.next();
-    const auto exponent = static_cast<uint16_t>(120 - std::countr_zero((r >> 16) | 1024));
+    const uint64_t exponent = 120 - static_cast<uint64_t>(std::countr_zero((r >> 16) | 1024));
     word = static_cast<uint16_t>((r & 0x807f) | exponent << 7);
   }
   return words;
