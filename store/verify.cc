@@ -107,9 +107,7 @@ class Verifier {
     std::vector<std::vector<uint32_t>> tensors_of(manifest_.storages.size());
     for (uint32_t t = 0; t < manifest_.tensors.size(); ++t) tensors_of[manifest_.tensors[t].storage].push_back(t);
     for (uint32_t s = 0; s < manifest_.storages.size(); ++s) {
-      Status sound = check_storage(s, tensors_of[s]);
-      if (const Status drained = hash_worker_.wait(); sound.ok()) sound = drained;
-      if (!sound.ok()) return blame_section(s, std::move(sound));
+      if (Status sound = check_storage(s, tensors_of[s]); !sound.ok()) return blame_section(s, std::move(sound));
     }
     WEIGHTD_RETURN_IF_ERROR(check_blocks());
     report_.sections = manifest_.sections.size();
@@ -180,8 +178,10 @@ class Verifier {
       done += piece.size();
       return {};
     };
-    WEIGHTD_RETURN_IF_ERROR(decoder.stream_all(pass_all));
-    WEIGHTD_RETURN_IF_ERROR(hash_worker_.wait());
+    Status decoded = decoder.stream_all(pass_all);
+    // Waited for in any case: the task uses what ends with this function.
+    if (const Status hashed = hash_worker_.wait(); decoded.ok()) decoded = hashed;
+    WEIGHTD_RETURN_IF_ERROR(decoded);
     WEIGHTD_RETURN_IF_ERROR(finish_section(storage.planes[0].section, streamed));
     if (coded) {
       WEIGHTD_RETURN_IF_ERROR(check_loaded(storage.planes[1].section, decoder.windows(), true));

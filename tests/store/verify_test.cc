@@ -198,6 +198,22 @@ TEST(Verify, FirstDifferenceInACodedMatrix) {
               HasSubstr("tensor 'w': element 8192 [16, 0]: bundle 0x"));
 }
 
+// Large enough for hashing to run beside decoding, which stops at once.
+TEST(Verify, DamageOfALargeMatrixStopsCleanly) {
+  const TempDir dir;
+  SafetensorsBuilder file;
+  file.add_bf16("w", {3000, 2048}, trained(3000, 2048, 1));
+  file.write(dir / "m.safetensors");
+  WEIGHTD_ASSERT_OK(pack(dir / "m.safetensors", dir / "m.wpk", pack_options()));
+  const BundleReader bundle = open_bundle(dir / "m.wpk");
+  const Section& windows = bundle.manifest().sections[storage_of(bundle, "w").planes[1].section];
+  std::string bytes = read_file(dir / "m.wpk");
+  bytes[windows.offset_bytes] = 121;
+  write_file(dir / "bad.wpk", bytes);
+  for (const bool deep : {false, true})
+    EXPECT_THAT(verify_status(dir / "bad.wpk", "", deep).message(), HasSubstr("windows of 'w'"));
+}
+
 TEST(Verify, WrongBlockHashIsFound) {
   const TempDir dir;
   SafetensorsBuilder file;
