@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <cstring>
-#include <system_error>
 
 #include "base/parallel.h"
 #include "base/text.h"
@@ -96,13 +95,8 @@ RowShape row_shape(const TensorInfo& info) {
 }
 
 void copy_bytes(const std::byte* from, std::span<std::byte> out, int threads) {
-  if (out.empty()) return;
-  try {
-    parallel_ranges(out.size(), kCopyGrainBytes, threads,
-                    [&](uint64_t begin, uint64_t end) { std::memcpy(out.data() + begin, from + begin, end - begin); });
-  } catch (const std::system_error&) {  // no thread to be had: this one will do
-    std::memcpy(out.data(), from, out.size());
-  }
+  parallel_ranges(out.size(), kCopyGrainBytes, threads,
+                  [&](uint64_t begin, uint64_t end) { std::memcpy(out.data() + begin, from + begin, end - begin); });
 }
 
 // Rows [begin, end) of all matrices of the storage, one matrix at a time.
