@@ -192,6 +192,11 @@ TEST(Config, BrokenFilesAreRefusedWithTheirLine) {
   EXPECT_TRUE(parse("\n# nothing\n").ok());
 }
 
+TEST(Config, WhatTheParserAssertsIsAnErrorInTheFile) {
+  EXPECT_NE(refusal("[[[max_jobs = 1\n").find("not valid TOML"), std::string::npos);
+  EXPECT_NE(refusal(std::string(64, '[') + "max_jobs = 1\n").find("not valid TOML"), std::string::npos);
+}
+
 TEST(Config, CO_120_DeepNestingIsRefused) {
   EXPECT_NE(refusal("model = " + std::string(100'000, '[')), "accepted");
   EXPECT_NE(refusal("model = " + std::string(100'000, '[') + std::string(100'000, ']') + "\n"), "accepted");
