@@ -7,11 +7,13 @@
 
 #include <stdexcept>
 
-// toml++ 3.3 asserts, and with NDEBUG assumes, that a key begins with a character of a key; "[[[" breaks that. An assertion of the parser is
-// therefore an error in the file like others.
+// toml++ 3.3 asserts, and with NDEBUG assumes, that a key begins with a character of a key; "[[[" breaks that. An assertion of the
+// parser is therefore an error in the file like others.
 namespace weightd::daemon {
 namespace {
-[[noreturn]] void refuse_toml() { throw std::invalid_argument("not valid TOML: a key or table header begins with a wrong character"); }
+[[noreturn]] void refuse_toml() {
+  throw std::invalid_argument("not valid TOML: a key or table header begins with a wrong character");
+}
 }  // namespace
 }  // namespace weightd::daemon
 #undef NDEBUG
@@ -389,6 +391,50 @@ std::string toml_string(std::string_view text) {
   return out + "\"";
 }
 
+/// TOML 1.0 allows characters beyond ASCII in strings and comments only. toml++ 3.3 is undefined on some of them elsewhere, so they
+/// are refused before it sees the text. Where this scan and the parser could differ, the parser has met its first error already.
+class AsciiOutsideStrings {
+ public:
+  explicit AsciiOutsideStrings(std::string_view text) : text_(text) {
+    constexpr std::string_view kByteOrderMark = "\xef\xbb\xbf";
+    if (text_.substr(0, kByteOrderMark.size()) == kByteOrderMark) at_ = kByteOrderMark.size();
+  }
+
+  /// The number of the first line that breaks the rule; 0: none.
+  size_t first_bad_line() {
+    while (at_ < text_.size()) {
+      const char c = text_[at_];
+      if (static_cast<unsigned char>(c) >= 0x80) {
+        return 1 + static_cast<size_t>(std::count(text_.begin(), text_.begin() + static_cast<std::ptrdiff_t>(at_), '\n'));
+      }
+      if (c == '#') {
+        at_ = std::min(text_.find('\n', at_), text_.size());
+      } else if (c == '"' || c == '\'') {
+        skip_string(c);
+      } else {
+        ++at_;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  void skip_string(char quote) {
+    const std::string three(3, quote);
+    const bool many_lines = text_.compare(at_, 3, three) == 0;
+    at_ += many_lines ? 3 : 1;
+    while (at_ < text_.size()) {
+      if (many_lines ? text_.compare(at_, 3, three) == 0 : text_[at_] == quote || text_[at_] == '\n') break;
+      at_ += quote == '"' && text_[at_] == '\\' ? 2 : 1;
+    }
+    // Up to two quotes of the text itself may stand before the closing three.
+    for (int quotes = many_lines ? 5 : 1; quotes > 0 && at_ < text_.size() && text_[at_] == quote; --quotes) ++at_;
+  }
+
+  std::string_view text_;
+  size_t at_ = 0;
+};
+
 }  // namespace
 
 Result<uint64_t> parse_bytes(std::string_view text) {
@@ -408,6 +454,10 @@ Result<uint64_t> parse_bytes(std::string_view text) {
 
 Status parse_config(std::string_view text, const std::string& file_name, EffectiveConfig& config) {
   if (config.origins.empty()) config.origins.assign(options().size(), "built-in");
+  if (const size_t line = AsciiOutsideStrings(text).first_bad_line(); line != 0) {
+    return Status::invalid_argument(printable(file_name) + ":" + std::to_string(line) +
+                                    ": a character beyond ASCII stands outside of strings and comments");
+  }
   try {
     const toml::table table = toml::parse(text, file_name);
     return apply_table(table, file_name, config);

@@ -192,6 +192,18 @@ TEST(Config, BrokenFilesAreRefusedWithTheirLine) {
   EXPECT_TRUE(parse("\n# nothing\n").ok());
 }
 
+TEST(Config, CharactersBeyondAsciiStandInStringsAndCommentsOnly) {
+  const std::string refused = "/etc/weightd/weightd.toml:2: a character beyond ASCII stands outside of strings and comments";
+  for (const char* line : {"max\xc9\xa0_jobs = 1", "max_jobs = 1 \xc9\xa0", "log_target = '/a' \xc2\xa0",
+                           "log_target = \"\"\"/a\"\"\"\"\" \xc9\xa0"}) {
+    EXPECT_EQ(refusal("# \xc9\xa0\n" + std::string(line) + "\n"), refused) << line;
+  }
+  for (const char* line : {"log_target = '/\xc9\xa0'", "log_target = \"/\\\"\xc9\xa0\"", "log_target = '''\n/\xc9\xa0'''",
+                           "log_target = \"\"\"/\xc9\xa0\"\"\"  # \xc9\xa0"}) {
+    EXPECT_TRUE(parse(line).ok()) << line;
+  }
+}
+
 TEST(Config, WhatTheParserAssertsIsAnErrorInTheFile) {
   EXPECT_NE(refusal("[[[max_jobs = 1\n").find("not valid TOML"), std::string::npos);
   EXPECT_NE(refusal(std::string(64, '[') + "max_jobs = 1\n").find("not valid TOML"), std::string::npos);
