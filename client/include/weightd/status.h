@@ -89,10 +89,10 @@ class [[nodiscard]] Result {
 
   [[nodiscard]] T& value() & { return require(); }
   [[nodiscard]] const T& value() const& { return const_cast<Result*>(this)->require(); }
-  [[nodiscard]] T&& value() && { return std::move(require()); }
+  [[nodiscard]] T value() && { return std::move(require()); }  // not T&&: that would dangle in a range-for over f().value()
   T& operator*() & { return require(); }
   const T& operator*() const& { return value(); }
-  T&& operator*() && { return std::move(require()); }
+  T operator*() && { return std::move(require()); }
   T* operator->() { return &require(); }
   const T* operator->() const { return &value(); }
 
