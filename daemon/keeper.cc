@@ -24,9 +24,15 @@ Registry::Limits registry_limits(const Config& config) {
   return limits;
 }
 
-bool process_lives(const UniqueFd& pidfd) {
-  pollfd state{pidfd.get(), POLLIN, 0};
-  return pidfd.valid() && ::poll(&state, 1, 0) == 0;
+/// Whether the process behind `pidfd` lives; false for -1.
+bool is_alive(int pidfd) {
+  if (pidfd < 0) return false;
+  pollfd state{pidfd, POLLIN, 0};
+  int ready = 0;
+  do {
+    ready = ::poll(&state, 1, 0);
+  } while (ready < 0 && errno == EINTR);
+  return ready == 0;
 }
 
 }  // namespace
@@ -144,7 +150,7 @@ void Keeper::verify(const Ticket& ticket, const std::string& model) {
 
 void Keeper::close_session(SessionId session, const Process& process, UniqueFd pidfd) {
   Effects effects;
-  registry_.close_session(session, process_lives(pidfd), effects);
+  registry_.close_session(session, is_alive(pidfd.get()), effects);
   for (const Process& orphaned : effects.watch) {
     WEIGHTD_CHECK(orphaned == process);
     watch(process, std::move(pidfd));
@@ -345,14 +351,20 @@ void Keeper::watch(const Process& process, UniqueFd pidfd) {
     return;
   }
   (void)pidfd.release();
-  descriptor->async_wait(boost::asio::posix::stream_descriptor::wait_read, [this, process](const error_code& failed) {
+  watches_.emplace(process, std::move(descriptor));
+  wait_for_end(process);
+}
+
+void Keeper::wait_for_end(const Process& process) {
+  watches_.at(process)->async_wait(boost::asio::posix::stream_descriptor::wait_read, [this, process](const error_code& failed) {
     if (failed) return;
+    // Asio may wake a wait for what happened to an earlier descriptor: only the pidfd itself is believed.
+    if (is_alive(watches_.at(process)->native_handle())) return wait_for_end(process);
     watches_.erase(process);
     Effects effects;
     registry_.process_ended(process, effects);
     apply(std::move(effects));
   });
-  watches_.emplace(process, std::move(descriptor));
 }
 
 void Keeper::forget_idle_watches() {

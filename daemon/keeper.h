@@ -80,6 +80,7 @@ class Keeper {
   void apply(Effects effects);
   void reclaim(Effects::Drop drop);
   void watch(const Process& process, UniqueFd pidfd);
+  void wait_for_end(const Process& process);
   void forget_idle_watches();
   void refresh_available();
   void arm_timer();

@@ -135,7 +135,13 @@ Status LoaderJob::spawn(UniqueFd child_socket) {
 
 void LoaderJob::wait_for_exit() {
   exit_.async_wait(Descriptor::wait_read, [self = shared_from_this()](const error_code& error) {
-    if (!error) self->on_exit();
+    if (error) return;
+    siginfo_t info{};
+    // Asio may wake a wait for what happened to an earlier descriptor; then the child still runs.
+    const int outcome = ::waitid(P_PID, static_cast<id_t>(self->pid_), &info, WEXITED | WNOHANG);
+    if (outcome == 0 && info.si_pid == 0) return self->wait_for_exit();
+    self->pid_ = 0;
+    self->on_exit(info);
   });
 }
 
@@ -184,14 +190,10 @@ void LoaderJob::hang_up() {
   boost::asio::post(io_, [channel = std::shared_ptr<ipc::Channel>(std::move(channel_))] {});
 }
 
-void LoaderJob::on_exit() {
+void LoaderJob::on_exit(const siginfo_t& info) {
   // What it said before it ended still counts.
   while (channel_ && read_one()) {
   }
-  siginfo_t info{};
-  while (::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED) < 0 && errno == EINTR) {
-  }
-  pid_ = 0;
   if (!failure_ && !done_) {
     failure_ = exit_status(info);
     memory_ = {};

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <boost/asio/io_context.hpp>
@@ -63,7 +64,7 @@ class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
   void fail(const Status& why);
   void hang_up();
   void wait_for_exit();
-  void on_exit();
+  void on_exit(const siginfo_t& info);
   void expect_progress();
 
   boost::asio::io_context& io_;

@@ -71,6 +71,7 @@ int serve(EffectiveConfig config, const Arguments& arguments) {
   if (!log.ok()) return fail(log.status(), kExitConfig);
   // A peer that went away is an error of one write; and nobody's stray signal ends the service.
   for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);
+  ::signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would reap the loaders unseen
   raise_fd_limit();
   const auto reload = [&arguments]() -> Result<EffectiveConfig> {
     WEIGHTD_ASSIGN_OR_RETURN(EffectiveConfig wanted, read_config(arguments));

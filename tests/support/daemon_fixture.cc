@@ -56,6 +56,11 @@ DaemonFixture::DaemonFixture(const DaemonOptions& options) : options_(options) {
 
 DaemonFixture::~DaemonFixture() {
   if (running()) kill();
+  // A sanitizer's report in the daemon or a loader must not pass unseen.
+  const std::string said = log();
+  for (const char* report : {"ERROR: AddressSanitizer", "WARNING: ThreadSanitizer", "ERROR: LeakSanitizer", "runtime error: "}) {
+    require(said.find(report) == std::string::npos, "weightd says:\n" + said);
+  }
 }
 
 void DaemonFixture::write_config(const std::string& lines) {

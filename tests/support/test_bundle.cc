@@ -18,7 +18,8 @@ void make_bundle(const std::string& path, const TestBundle& options) {
   SafetensorsBuilder builder;
   for (uint64_t layer = 0; layer < options.layers; ++layer) {
     std::vector<uint16_t> words(options.rows * options.cols);
-    for (uint16_t& word : options.zeros ? std::span<uint16_t>() : std::span(words)) word = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
+    for (uint16_t& word : options.zeros ? std::span<uint16_t>() : std::span(words))
+      word = static_cast<uint16_t>(std::bit_cast<uint32_t>(normal(random)) >> 16);
     builder.add_bf16("layers." + std::to_string(layer) + ".weight", {options.rows, options.cols}, words);
   }
   builder.add("norm.weight", "F32", {options.cols}, std::string(4 * options.cols, '\x3f'));
