@@ -53,7 +53,7 @@ Result<EffectiveConfig> read_config(const Arguments& arguments) {
 Status settle_loader(Config& config) {
   if (config.loader_path.empty()) {
     const std::string beside = own_folder() + "/weightd-loader";
-    config.loader_path = ::access(beside.c_str(), X_OK) == 0 ? beside : WEIGHTD_LIBEXEC_FOLDER "/weightd-loader";
+    config.loader_path = ::access(beside.c_str(), X_OK) == 0 ? beside : own_folder() + "/" WEIGHTD_LIBEXEC_FROM_SBIN "/weightd-loader";
   }
   if (::access(config.loader_path.c_str(), X_OK) == 0) return {};
   return Status::not_found("key 'loader_path': '" + config.loader_path + "' is not a program that can be started");

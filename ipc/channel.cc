@@ -84,7 +84,7 @@ Status connect_failure(int error, const std::string& path) {
     case ENOENT:
     case ECONNREFUSED:
       return Status::unavailable(text + ": no weightd listens there" + reason +
-                                 ": start it (systemctl start weightd), or name the socket that it listens on");
+                                 ": start it, or name the socket that it listens on");
     case EACCES:
     case EPERM:
       return Status::permission_denied(text + ": not allowed to connect" + reason + ": join the group that owns the socket");
