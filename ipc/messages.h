@@ -28,9 +28,13 @@ inline constexpr uint32_t kMaxListItems = 65'536;
 /// `text` as it may be sent: valid UTF-8 (else escaped as printable() does), cut at a character with "..." to at most max_bytes (>= 4).
 [[nodiscard]] std::string bounded_text(std::string_view text, size_t max_bytes = kMaxTextBytes);
 
-enum class GenerationState : uint16_t { kLoading, kVerifying, kReady, kPublished, kDraining, kFreed, kFailed };
+enum class GenerationState : uint16_t { kLoading, kVerifying, kReady, kPublished, kDraining, kFreed, kFailed, kLost };
 [[nodiscard]] std::string_view generation_state_name(GenerationState state);
 
+struct EncodingSum {
+  std::string encoding;
+  uint64_t tensors = 0, logical_bytes = 0, resident_bytes = 0;
+};
 struct ModelSummary {
   std::string name;
   uint64_t generation = 0;
@@ -42,6 +46,7 @@ struct ModelSummary {
   uint32_t lease_count = 0, orphan_count = 0;
   uint64_t progress_bytes = 0;
   std::string failure, residency, source, tensors_id;
+  std::vector<EncodingSum> encodings;
 };
 struct LeaseSummary {
   uint64_t id = 0;
@@ -58,8 +63,28 @@ struct LeaseSummary {
 struct DeviceSummary {
   std::string uuid, name;
   uint64_t total_bytes = 0, budget_bytes = 0, owned_bytes = 0, leased_bytes = 0, draining_bytes = 0, orphan_bytes = 0,
-           loading_bytes = 0, free_bytes = 0;
+           loading_bytes = 0, free_bytes = 0, fd_only_bytes = 0;
 };
+struct GpuSummary {
+  std::string uuid, name;
+  uint64_t total_bytes = 0, used_bytes = 0, free_bytes = 0;
+  bool nvml_known = false;
+  int32_t minor = -1;
+  int8_t persistence = -1;
+  uint32_t compute_major = 0, compute_minor = 0;
+  bool vmm = false, fd_handles = false;
+  int8_t read_only_map = -1;
+  uint64_t granularity_bytes = 0;
+  std::string problem;
+};
+struct CheckSummary {
+  enum class Level : uint16_t { kGood, kWarning, kFailure };
+  std::string name;
+  Level level{};
+  std::string detail, advice;
+};
+
+inline constexpr size_t kIpcHandleBytes = 64;  // of a cudaIpcMemHandle_t
 
 // Requests
 struct HelloRequest { std::string build, name; };
@@ -67,15 +92,17 @@ struct ListRequest {};
 struct AcquireRequest { std::string model, device; uint32_t wait_ms = 0; std::string content_id; };
 struct ReleaseRequest { uint64_t lease = 0; };
 struct StatusRequest {};
-struct LoadRequest { std::string model, path, device; uint32_t timeout_ms = 0; };
+struct LoadRequest { std::string model, path, device; uint32_t timeout_ms = 0; std::string transport; };
 struct UnloadRequest { std::string model, device; uint32_t timeout_ms = 0; };
 struct LeasesRequest {};
 struct VerifyRequest { std::string model; };
 struct VersionRequest {};
+struct MemoryRequest {};
+struct DoctorRequest {};
 struct Request {
   uint64_t id = 0;
   std::variant<HelloRequest, ListRequest, AcquireRequest, ReleaseRequest, StatusRequest, LoadRequest, UnloadRequest, LeasesRequest,
-               VerifyRequest, VersionRequest> body;
+               VerifyRequest, VersionRequest, MemoryRequest, DoctorRequest> body;
 };
 
 // Responses
@@ -88,6 +115,7 @@ struct AcquiredReply {
   std::vector<uint64_t> chunk_bytes;
   uint32_t fd_count = 0;
   uint64_t table_bytes = 0;
+  std::vector<std::byte> ipc_handle;  // legacy: kIpcHandleBytes; else empty
 };
 struct ReleasedReply {};
 struct StatusReply {
@@ -109,22 +137,31 @@ struct VerifiedReply {
 };
 struct VersionReply { HelloReply version; };
 struct MoreFdsReply { uint32_t count = 0; };
+struct MemoryReply {
+  StatusReply status;
+  std::vector<LeaseSummary> leases;
+  std::vector<GpuSummary> gpus;
+  std::string problem;
+};
+struct DoctorReply { std::vector<CheckSummary> checks; };
 struct PublishedEvent { ModelSummary model; };
 struct DrainRequestedEvent { ModelSummary model; };
 struct ShuttingDownEvent {};
-struct EventReply { std::variant<PublishedEvent, DrainRequestedEvent, ShuttingDownEvent> event; };
+struct LostEvent { ModelSummary model; };
+struct EventReply { std::variant<PublishedEvent, DrainRequestedEvent, ShuttingDownEvent, LostEvent> event; };
 struct Response {
   uint64_t id = 0;
   std::variant<Status, HelloReply, ModelsReply, AcquiredReply, ReleasedReply, StatusReply, LoadedReply, UnloadedReply, LeasesReply,
-               VerifiedReply, VersionReply, EventReply, MoreFdsReply> body;  // Status: the error
+               VerifiedReply, VersionReply, EventReply, MoreFdsReply, MemoryReply, DoctorReply> body;  // Status: the error
 };
 
 // Loader channel
 struct LoadJob {};
 struct VerifyJob { std::vector<uint64_t> chunk_bytes; uint64_t arena_bytes = 0; };
+struct ProbeJob { bool deep = false; };
 struct Job {
-  std::variant<LoadJob, VerifyJob> kind;
-  std::string backend, device, residency;
+  std::variant<LoadJob, VerifyJob, ProbeJob> kind;
+  std::string backend, device, residency, transport;
   uint64_t chunk_bytes = 0;
   uint32_t threads = 0;
   std::string bundle_name;
@@ -134,14 +171,25 @@ struct Planned {
   std::string content_id, tensors_id;
   uint64_t arena_bytes = 0, resident_bytes = 0, logical_bytes = 0, tensor_count = 0;
   uint32_t chunk_count = 0;
+  std::vector<EncodingSum> encodings;
 };
 struct Admitted {};
 struct Chunks { uint32_t count = 0; };
 struct Received { uint32_t count = 0; };
 struct LoadProgress { uint64_t bytes = 0; };
-struct LoadResult { std::vector<uint64_t> chunk_bytes; uint64_t table_bytes = 0, blocks = 0, elapsed_ms = 0; };
+struct LoadResult {
+  std::vector<uint64_t> chunk_bytes;
+  uint64_t table_bytes = 0, blocks = 0, elapsed_ms = 0;
+  std::vector<std::byte> ipc_handle;  // legacy: kIpcHandleBytes; else empty
+};
+struct ProbeReply {
+  std::string driver_version;
+  uint32_t cuda_version = 0;
+  std::vector<GpuSummary> gpus;
+  std::string problem, nvml_problem;
+};
 struct LoaderMessage {
-  std::variant<Job, Planned, Admitted, Chunks, Received, LoadProgress, LoadResult, Status, VerifiedReply, MoreFdsReply> body;
+  std::variant<Job, Planned, Admitted, Chunks, Received, LoadProgress, LoadResult, Status, VerifiedReply, MoreFdsReply, ProbeReply> body;
 };
 
 /// Bodies of frames (Cap'n Proto stream framing, a multiple of 8 bytes). encode never fails; what is over a limit, the peer's decoder refuses,

@@ -18,6 +18,8 @@ struct Request {
     leases @8 :Void;
     verify @9 :Text;        # model
     version @10 :Void;
+    memory @11 :Void;
+    doctor @12 :Void;
   }
 }
 
@@ -37,6 +39,8 @@ struct Response {
     version @11 :HelloReply;
     event @12 :Event;
     moreFds @13 :UInt32;    # continuation of `acquired`: this many descriptors travel with the frame
+    memory @14 :Memory;
+    doctor @15 :List(Check);
   }
 }
 
@@ -51,7 +55,10 @@ struct HelloReply {
   pid @4 :Int32;
 }
 
-enum GenerationState { loading @0; verifying @1; ready @2; published @3; draining @4; freed @5; failed @6; }
+# lost: the legacy transport's owner died, and the memory with it; leases on it stand until they are released.
+enum GenerationState { loading @0; verifying @1; ready @2; published @3; draining @4; freed @5; failed @6; lost @7; }
+
+struct EncodingSum { encoding @0 :Text; tensors @1 :UInt64; logicalBytes @2 :UInt64; residentBytes @3 :UInt64; }
 
 struct Model {
   name @0 :Text;
@@ -60,7 +67,7 @@ struct Model {
   contentId @3 :Text;       # hexadecimal
   device @4 :Text;          # GPU UUID, or "host"
   shard @5 :UInt32;
-  transport @6 :Text;       # "fd"
+  transport @6 :Text;       # "fd" or "legacy"
   logicalBytes @7 :UInt64;
   residentBytes @8 :UInt64; # whole chunks
   tensorCount @9 :UInt64;
@@ -71,6 +78,7 @@ struct Model {
   residency @14 :Text;      # "fast"
   source @15 :Text;         # bundle path, control socket only; empty for workers
   tensorsId @16 :Text;
+  encodings @17 :List(EncodingSum);  # what the resident bytes are made of
 }
 
 struct Acquire {
@@ -86,6 +94,7 @@ struct Acquired {
   chunkBytes @3 :List(UInt64);
   fdCount @4 :UInt32;       # table first, then the chunks in order; the first 253 come with this frame, others in moreFds frames
   tableBytes @5 :UInt64;
+  ipcHandle @6 :Data;       # legacy transport: the 64 bytes of a cudaIpcMemHandle_t over the whole arena; then fdCount is 1
 }
 
 struct Device {
@@ -99,6 +108,7 @@ struct Device {
   orphanBytes @7 :UInt64;   # of these: held by orphans only
   loadingBytes @8 :UInt64;  # admitted and not yet published
   freeBytes @9 :UInt64;     # budget minus owned minus loading
+  fdOnlyBytes @10 :UInt64;  # of the owned: kept by the daemon's descriptors alone, no lease
 }
 struct Status {
   version @0 :HelloReply;
@@ -111,11 +121,50 @@ struct Status {
   rssBytes @7 :UInt64;
 }
 
+# What a driver says of a GPU, by a child with a deadline: a cross-check of the ledger.
+struct Gpu {
+  uuid @0 :Text;
+  name @1 :Text;
+  totalBytes @2 :UInt64;
+  usedBytes @3 :UInt64;     # NVML, all processes and the driver's own; 0 with nvmlKnown false
+  freeBytes @4 :UInt64;
+  nvmlKnown @5 :Bool;
+  minor @6 :Int32;          # of /dev/nvidia<minor>; -1: unknown
+  persistence @7 :Int8;     # 1 on, 0 off, -1 unknown
+  computeMajor @8 :UInt32;
+  computeMinor @9 :UInt32;
+  vmm @10 :Bool;            # virtual memory management
+  fdHandles @11 :Bool;      # chunks can be exported as file descriptors
+  readOnlyMap @12 :Int8;    # 1: a chunk was exported, imported and mapped with read access only; 0: that failed; -1: not tried
+  granularityBytes @13 :UInt64;
+  problem @14 :Text;        # why it cannot be used; empty: it can
+}
+struct Probe {
+  driverVersion @0 :Text;   # "580.159.04"; empty: unknown
+  cudaVersion @1 :UInt32;   # of the driver, 13000 = 13.0; 0: no driver
+  gpus @2 :List(Gpu);
+  problem @3 :Text;         # why there is no usable GPU; empty: there is one
+  nvmlProblem @4 :Text;
+}
+struct Memory {
+  status @0 :Status;
+  leases @1 :List(Lease);
+  gpus @2 :List(Gpu);       # of the devices that the daemon serves
+  problem @3 :Text;         # why gpus are missing ("no answer within 2 s"); empty on the host backend
+}
+struct Check {
+  name @0 :Text;
+  level @1 :UInt16;         # 0 good, 1 warning, 2 failure
+  detail @2 :Text;          # what was found
+  advice @3 :Text;          # what to do about it; empty when good
+}
+
 struct Load {
   model @0 :Text;
   path @1 :Text;            # absolute
   device @2 :Text;
   timeoutMs @3 :UInt32;     # 0: the daemon's stall limit only
+  transport @4 :Text;       # "fd" (also when empty) or "legacy"
 }
 struct Unload { model @0 :Text; device @1 :Text; timeoutMs @2 :UInt32; }
 struct Unloaded { freed @0 :Bool; bytes @1 :UInt64; holders @2 :List(Lease); }
@@ -139,6 +188,7 @@ struct Event {
     published @0 :Model;
     drainRequested @1 :Model;
     shuttingDown @2 :Void;
+    lost @3 :Model;         # legacy transport: the memory is gone, whoever computes on it fails
   }
 }
 
@@ -156,10 +206,11 @@ struct LoaderMessage {
     failed @7 :Error;       # loader -> daemon
     scrubbed @8 :Verified;  # loader -> daemon: the answer to a verify job
     moreFds @9 :UInt32;     # daemon -> loader: further fds of the job
+    probed @10 :Probe;      # loader -> daemon: the answer to a probe job
   }
 }
 struct Job {
-  union { load @0 :Void; verify @1 :Void; }
+  union { load @0 :Void; verify @1 :Void; probe @11 :Probing; }
   backend @2 :Text;
   device @3 :Text;
   residency @4 :Text;
@@ -169,7 +220,10 @@ struct Job {
   fdCount @8 :UInt32;
   chunkSizes @9 :List(UInt64);  # verify
   arenaBytes @10 :UInt64;       # verify
+  transport @12 :Text;          # load: "fd" or "legacy"; a legacy loader stays after `verified`, as the owner, until its socket closes
 }
+# deep: also try a chunk on every GPU (makes a context for a moment); else what the driver says without one.
+struct Probing { deep @0 :Bool; }
 struct Planned {
   contentId @0 :Text;
   tensorsId @1 :Text;
@@ -178,8 +232,15 @@ struct Planned {
   logicalBytes @4 :UInt64;
   tensorCount @5 :UInt64;
   chunkCount @6 :UInt32;
+  encodings @7 :List(EncodingSum);
 }
-struct LoadResult { chunkSizes @0 :List(UInt64); tableBytes @1 :UInt64; blocks @2 :UInt64; elapsedMs @3 :UInt64; }
+struct LoadResult {
+  chunkSizes @0 :List(UInt64);
+  tableBytes @1 :UInt64;
+  blocks @2 :UInt64;
+  elapsedMs @3 :UInt64;
+  ipcHandle @4 :Data;       # legacy
+}
 
 # --- tensor table: one flat message in a sealed memfd, made by the loader, read by clients and verifiers ------------------
 

@@ -13,6 +13,8 @@
 #include "weightd/status.h"
 #include "weightd/types.h"
 
+struct CUstream_st;  // CUDA's: a cudaStream_t or CUstream is a pointer to it
+
 namespace weightd {
 
 struct ClientOptions {
@@ -31,7 +33,7 @@ struct ModelInfo {
   std::string state;           // "published", "draining", ...; as the daemon last said. "detached": after a restart the daemon no
                                // longer had this content; the weights stay usable, and this process alone holds them
   std::string residency;       // "fast"
-  std::string transport;       // "fd"
+  std::string transport;       // "fd", or "legacy" (one allocation of the loader's; gone with it: kLost)
   uint64_t logical_bytes = 0;  // of the BF16 checkpoint
   uint64_t resident_bytes = 0;
   uint64_t tensor_count = 0;
@@ -48,7 +50,16 @@ struct TensorInfo {
 };
 
 struct GemmOptions {
-  int threads = 0;  // host backend: <= 0 one per core; joined before the return
+  int threads = 0;                // host: <= 0 one per core; joined before the return
+  CUstream_st* stream = nullptr;  // GPU: where the work is launched; null: the legacy default stream
+  /// GPU: decompress and multiply with cuBLASLt: the bits of cuBLASLt on the original weights, at more bytes moved.
+  bool exact = false;
+  /// GPU: the weights may be read while the stream's previous kernel runs (programmatic dependent launch). Always safe for
+  /// resident weights; x and y wait for that kernel in any case.
+  bool overlap_previous = true;
+  /// GPU: scratch of workspace_bytes() for calls that need it, 256-byte aligned device memory, in use until the stream has passed
+  /// the call. Too small or empty: taken from a stream-ordered pool of this library's, which keeps what it once had.
+  std::span<std::byte> workspace{};
 };
 
 namespace detail {
@@ -59,7 +70,14 @@ class Tensor;
 
 /// A lease on one generation, mapped into this process. Cheap to copy: copies share the lease and its mapping, which end with
 /// release() or with the last copy. One mapping per Client and generation, however often it is acquired; it ends with the last
-/// lease on it. Thread-safe. The end of a lease waits for decompress() and gemm() calls in flight; bytes read through data() are
+/// lease on it. Thread-safe.
+///
+/// On a GPU the bytes lie in the address space of that GPU, read-only, and every pointer that Tensor's calls take or give is a
+/// device pointer. Calls launch on the stream that they are given and return; errors of the kernels show where CUDA shows them. The
+/// calls make the GPU current for themselves and put back what was current; other GPUs get no context. Unmapping waits for the device
+/// (all streams of this process), since nothing in CUDA waits for kernels that still read: so the end of the last lease may block, and
+/// release() while a stream of this thread is being captured is refused (kFailedPrecondition).
+/// The end of a lease waits for decompress() and gemm() calls in flight; bytes read through data() are
 /// the caller's to mind.
 ///
 /// The weights stay usable while the daemon is away, restarts or ends. In a forked child every call that can fail returns kForked,
@@ -95,24 +113,34 @@ class Tensor {
   [[nodiscard]] const TensorInfo& info() const;
 
   /// raw tensors: the bytes, in the mapping, 256-byte aligned, read-only, valid until the lease ends. Empty for coded ones and
-  /// without a usable lease.
+  /// without a usable lease. On a GPU: device addresses, not for the CPU to read.
   [[nodiscard]] std::span<const std::byte> data() const;
 
   /// Writes the original bytes, all of them, to `out`, which holds at least info().logical_bytes; no byte more is written.
-  /// kInvalidArgument: too small, or inside the mapping (nothing written). kRevoked, kForked.
+  /// kInvalidArgument: too small, or inside the mapping (nothing written). kRevoked, kForked, kLost, kCuda.
   Status decompress(std::span<std::byte> out, const GemmOptions& options = {}) const;
   /// The same for rows [begin, end): elements of the outermost dimension for rank 2, rows of all matrices in order for rank 3 and
   /// up; a scalar or a vector is one row. Rows of types under 8 bits must begin and end at whole bytes (kInvalidArgument).
   Status decompress_rows(uint64_t begin, uint64_t end, std::span<std::byte> out, const GemmOptions& options = {}) const;
 
+  /// out[i, :] = w[rows[i], :], an embedding look-up, for a BF16 tensor of rank 2. Any row more than once; row stride of out as in
+  /// gemm(). On a GPU `rows` is in device memory, and an index outside the tensor fills its row with NaN (0x7FFF); on the host it is
+  /// kInvalidArgument, nothing written.
+  Status gather_rows(std::span<const int32_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
+  Status gather_rows(std::span<const int64_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
+
   /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out; accumulation order and rounding as documented in
-  /// kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only. Any M; with more than one row, row strides of at least the
+  /// kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only. On a GPU the fused kernel or decompression and cuBLASLt,
+  /// whichever is faster for the shape, unless options.exact decides; error bound in kernels/f12_cuda.h. Any M; with more than one row, row strides of at least the
   /// columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the
   /// mapping. M = 0 writes nothing; K = 0 writes +0. kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched.
   /// kRevoked, kForked.
   Status gemm(ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
   /// The same with matrix `index` of a rank-3 tensor [E, N, K] (an expert).
   Status gemm(uint64_t index, ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
+
+  /// The most scratch that a gemm() of this tensor needs (GemmOptions::workspace); 0 on the host.
+  [[nodiscard]] uint64_t workspace_bytes() const;
 
  private:
   friend class Model;
@@ -127,7 +155,7 @@ struct AcquireOptions {
 };
 
 struct Event {
-  enum class Kind { kPublished, kDrainRequested, kShuttingDown };
+  enum class Kind { kPublished, kDrainRequested, kShuttingDown, kLost };
   Kind kind{};
   ModelInfo model;  // not for kShuttingDown
 };
@@ -150,8 +178,9 @@ class Client {
   [[nodiscard]] Result<std::vector<ModelInfo>> list();
   /// Leases and maps a model. The same generation again: the same mapping, counted; each Model returned is released on its own.
   /// kNotFound, kPermissionDenied, kUnavailable, kDeadlineExceeded (waiting), kInvalidArgument (not a name a model can have),
-  /// kResourceExhausted (descriptors, address space), kCorruption (chunks or table are not what the daemon said). On failure the
-  /// lease is given back at once.
+  /// kResourceExhausted (descriptors, address space), kCorruption (chunks or table are not what the daemon said), kUnavailable (no
+  /// driver, or a GPU that this process does not see: CUDA_VISIBLE_DEVICES), kUnsupported (this library was built without CUDA), kCuda.
+  /// On failure the lease is given back at once.
   [[nodiscard]] Result<Model> acquire(std::string_view name, const AcquireOptions& options = {});
 
   /// A descriptor that polls readable when events wait or the daemon is lost; -1 while disconnected. Owned by the Client; changes

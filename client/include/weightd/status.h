@@ -66,6 +66,8 @@ class [[nodiscard]] Status {
   static Status internal(std::string m) { return {StatusCode::kInternal, std::move(m)}; }
   static Status revoked(std::string m) { return {StatusCode::kRevoked, std::move(m)}; }
   static Status forked(std::string m) { return {StatusCode::kForked, std::move(m)}; }
+  static Status cuda(std::string m) { return {StatusCode::kCuda, std::move(m)}; }
+  static Status lost(std::string m) { return {StatusCode::kLost, std::move(m)}; }
 
  private:
   StatusCode code_ = StatusCode::kOk;
