@@ -41,8 +41,10 @@ struct CudaDriver {
   decltype(&::cuMemMap) mem_map = nullptr;
   decltype(&::cuMemUnmap) mem_unmap = nullptr;
   decltype(&::cuMemSetAccess) mem_set_access = nullptr;
+  decltype(&::cuMemGetAllocationPropertiesFromHandle) mem_get_properties = nullptr;
   decltype(&::cuMemAlloc) mem_alloc = nullptr;
   decltype(&::cuMemFree) mem_free = nullptr;
+  decltype(&::cuMemGetAddressRange) mem_get_address_range = nullptr;
   decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle = nullptr;
   decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle = nullptr;
   decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle = nullptr;
