@@ -6,7 +6,7 @@ target_compile_options(weightd_cuda_options INTERFACE
 target_link_libraries(weightd_cuda_options INTERFACE weightd_options)
 
 add_library(weightd_kernels_cuda STATIC
-  decompress.cu gather_rows.cu gemm_f12.cu gemm_launch.cu gemm_plan.cc launch.cc)
+  block_hash.cu decompress.cu gather_rows.cu gemm_f12.cu gemm_launch.cu gemm_plan.cc launch.cc)
 set_target_properties(weightd_kernels_cuda PROPERTIES CUDA_RUNTIME_LIBRARY Static)
 target_link_libraries(weightd_kernels_cuda PUBLIC weightd_base CUDA::cudart_static PRIVATE weightd_cuda_options)
 add_library(weightd::kernels_cuda ALIAS weightd_kernels_cuda)
