@@ -24,9 +24,11 @@ bool may_follow(State from, State to) {
     case State::kDraining:
       return from == State::kPublished;
     case State::kFreed:
-      return from == State::kDraining;
+      return from == State::kDraining || from == State::kLost;
     case State::kFailed:
       return from == State::kLoading || from == State::kVerifying || from == State::kReady;
+    case State::kLost:
+      return from == State::kPublished || from == State::kDraining;
   }
   return false;
 }

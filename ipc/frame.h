@@ -12,7 +12,7 @@
 /// and Response.error, so that any version can read a refusal.
 namespace weightd::ipc {
 
-inline constexpr uint16_t kProtocolVersion = 1;
+inline constexpr uint16_t kProtocolVersion = 2;
 inline constexpr uint16_t kOldestProtocolVersion = 1;
 
 /// Each side sends it once, first. Little endian.

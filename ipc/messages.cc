@@ -18,7 +18,8 @@ struct Overloaded : Fs... {
 template <typename... Fs>
 Overloaded(Fs...) -> Overloaded<Fs...>;
 
-constexpr uint16_t kGenerationStates = 7;
+constexpr uint16_t kGenerationStates = 8;
+constexpr uint16_t kCheckLevels = 3;
 constexpr uint16_t kLastStatusCode = static_cast<uint16_t>(StatusCode::kLost);
 
 // --- encoding ---------------------------------------------------------------------------------------------------------------
@@ -49,6 +50,25 @@ void put(wire::HelloReply::Builder to, const HelloReply& from) {
   to.setPid(from.pid);
 }
 
+void put(wire::EncodingSum::Builder to, const EncodingSum& from) {
+  to.setEncoding(text_reader(from.encoding));
+  to.setTensors(from.tensors);
+  to.setLogicalBytes(from.logical_bytes);
+  to.setResidentBytes(from.resident_bytes);
+}
+
+// Items of lists.
+void put(wire::Model::Builder to, const ModelSummary& from);
+void put(wire::Lease::Builder to, const LeaseSummary& from);
+void put(wire::Device::Builder to, const DeviceSummary& from);
+void put(wire::Gpu::Builder to, const GpuSummary& from);
+void put(wire::Check::Builder to, const CheckSummary& from);
+constexpr auto kPutOne = [](auto builder, const auto& item) { put(builder, item); };
+
+capnp::Data::Reader data_reader(const std::vector<std::byte>& bytes) {
+  return {reinterpret_cast<const kj::byte*>(bytes.data()), bytes.size()};
+}
+
 void put(wire::Model::Builder to, const ModelSummary& from) {
   to.setName(text_reader(from.name));
   to.setGeneration(from.generation);
@@ -67,6 +87,7 @@ void put(wire::Model::Builder to, const ModelSummary& from) {
   to.setResidency(text_reader(from.residency));
   to.setSource(text_reader(from.source));
   to.setTensorsId(text_reader(from.tensors_id));
+  put_each(to.initEncodings(size32(from.encodings)), from.encodings, kPutOne);
 }
 
 void put(wire::Lease::Builder to, const LeaseSummary& from) {
@@ -94,6 +115,40 @@ void put(wire::Device::Builder to, const DeviceSummary& from) {
   to.setOrphanBytes(from.orphan_bytes);
   to.setLoadingBytes(from.loading_bytes);
   to.setFreeBytes(from.free_bytes);
+  to.setFdOnlyBytes(from.fd_only_bytes);
+}
+
+void put(wire::Gpu::Builder to, const GpuSummary& from) {
+  to.setUuid(text_reader(from.uuid));
+  to.setName(text_reader(from.name));
+  to.setTotalBytes(from.total_bytes);
+  to.setUsedBytes(from.used_bytes);
+  to.setFreeBytes(from.free_bytes);
+  to.setNvmlKnown(from.nvml_known);
+  to.setMinor(from.minor);
+  to.setPersistence(from.persistence);
+  to.setComputeMajor(from.compute_major);
+  to.setComputeMinor(from.compute_minor);
+  to.setVmm(from.vmm);
+  to.setFdHandles(from.fd_handles);
+  to.setReadOnlyMap(from.read_only_map);
+  to.setGranularityBytes(from.granularity_bytes);
+  to.setProblem(text_reader(from.problem));
+}
+
+void put(wire::Probe::Builder to, const ProbeReply& from) {
+  to.setDriverVersion(text_reader(from.driver_version));
+  to.setCudaVersion(from.cuda_version);
+  put_each(to.initGpus(size32(from.gpus)), from.gpus, kPutOne);
+  to.setProblem(text_reader(from.problem));
+  to.setNvmlProblem(text_reader(from.nvml_problem));
+}
+
+void put(wire::Check::Builder to, const CheckSummary& from) {
+  to.setName(text_reader(from.name));
+  to.setLevel(static_cast<uint16_t>(from.level));
+  to.setDetail(text_reader(from.detail));
+  to.setAdvice(text_reader(from.advice));
 }
 
 void put(wire::Acquired::Builder to, const AcquiredReply& from) {
@@ -103,18 +158,25 @@ void put(wire::Acquired::Builder to, const AcquiredReply& from) {
   put_numbers(to.initChunkBytes(size32(from.chunk_bytes)), from.chunk_bytes);
   to.setFdCount(from.fd_count);
   to.setTableBytes(from.table_bytes);
+  to.setIpcHandle(data_reader(from.ipc_handle));
 }
 
 void put(wire::Status::Builder to, const StatusReply& from) {
   put(to.initVersion(), from.version);
   to.setUptimeMs(from.uptime_ms);
-  const auto put_one = [](auto builder, const auto& item) { put(builder, item); };
-  put_each(to.initDevices(size32(from.devices)), from.devices, put_one);
-  put_each(to.initModels(size32(from.models)), from.models, put_one);
+  put_each(to.initDevices(size32(from.devices)), from.devices, kPutOne);
+  put_each(to.initModels(size32(from.models)), from.models, kPutOne);
   to.setSessionCount(from.session_count);
   to.setLeaseCount(from.lease_count);
   to.setFdCount(from.fd_count);
   to.setRssBytes(from.rss_bytes);
+}
+
+void put(wire::Memory::Builder to, const MemoryReply& from) {
+  put(to.initStatus(), from.status);
+  put_each(to.initLeases(size32(from.leases)), from.leases, kPutOne);
+  put_each(to.initGpus(size32(from.gpus)), from.gpus, kPutOne);
+  to.setProblem(text_reader(from.problem));
 }
 
 void put(wire::Verified::Builder to, const VerifiedReply& from) {
@@ -127,10 +189,11 @@ void put(wire::Verified::Builder to, const VerifiedReply& from) {
 }
 
 void put(wire::Event::Builder to, const EventReply& from) {
-  std::visit(Overloaded{[&](const PublishedEvent& e) { put(to.initPublished(), e.model); },
-                        [&](const DrainRequestedEvent& e) { put(to.initDrainRequested(), e.model); },
-                        [&](const ShuttingDownEvent&) { to.setShuttingDown(); }},
-             from.event);
+  std::visit(
+      Overloaded{[&](const PublishedEvent& e) { put(to.initPublished(), e.model); },
+                 [&](const DrainRequestedEvent& e) { put(to.initDrainRequested(), e.model); },
+                 [&](const ShuttingDownEvent&) { to.setShuttingDown(); }, [&](const LostEvent& e) { put(to.initLost(), e.model); }},
+      from.event);
 }
 
 void put(wire::Job::Builder to, const Job& from) {
@@ -138,6 +201,8 @@ void put(wire::Job::Builder to, const Job& from) {
     to.setVerify();
     put_numbers(to.initChunkSizes(size32(verify->chunk_bytes)), verify->chunk_bytes);
     to.setArenaBytes(verify->arena_bytes);
+  } else if (const auto* probe = std::get_if<ProbeJob>(&from.kind)) {
+    to.initProbe().setDeep(probe->deep);
   } else {
     to.setLoad();
   }
@@ -148,6 +213,7 @@ void put(wire::Job::Builder to, const Job& from) {
   to.setThreads(from.threads);
   to.setBundleName(text_reader(from.bundle_name));
   to.setFdCount(from.fd_count);
+  to.setTransport(text_reader(from.transport));
 }
 
 void put(wire::Planned::Builder to, const Planned& from) {
@@ -158,6 +224,7 @@ void put(wire::Planned::Builder to, const Planned& from) {
   to.setLogicalBytes(from.logical_bytes);
   to.setTensorCount(from.tensor_count);
   to.setChunkCount(from.chunk_count);
+  put_each(to.initEncodings(size32(from.encodings)), from.encodings, kPutOne);
 }
 
 void put(wire::LoadResult::Builder to, const LoadResult& from) {
@@ -165,6 +232,7 @@ void put(wire::LoadResult::Builder to, const LoadResult& from) {
   to.setTableBytes(from.table_bytes);
   to.setBlocks(from.blocks);
   to.setElapsedMs(from.elapsed_ms);
+  to.setIpcHandle(data_reader(from.ipc_handle));
 }
 
 // --- decoding ---------------------------------------------------------------------------------------------------------------
@@ -192,6 +260,25 @@ std::string get_model_name(FieldDecoder& fields, capnp::Text::Reader reader, std
 
 std::string get_text(FieldDecoder& fields, capnp::Text::Reader reader, std::string_view field) {
   return fields.text(reader, field, kMaxTextBytes);
+}
+
+std::string get_transport(FieldDecoder& fields, capnp::Text::Reader reader, std::string_view field) {
+  std::string text = get_request_text(fields, reader, field);
+  if (fields.ok() && !text.empty() && text != "fd" && text != "legacy") {
+    fields.fail(Status::invalid_argument(std::string(field) + ": '" + printable(text, 80) + "' is no transport: fd or legacy"));
+  }
+  return text;
+}
+
+/// None, or a whole cudaIpcMemHandle_t.
+std::vector<std::byte> get_ipc_handle(FieldDecoder& fields, capnp::Data::Reader reader, std::string_view field) {
+  if (reader.size() != 0 && reader.size() != kIpcHandleBytes) {
+    fields.fail(Status::invalid_argument(std::string(field) + ": " + std::to_string(reader.size()) + " bytes, none or " +
+                                         std::to_string(kIpcHandleBytes) + " are allowed"));
+    return {};
+  }
+  const auto* begin = reinterpret_cast<const std::byte*>(reader.begin());
+  return {begin, begin + reader.size()};
 }
 
 std::vector<uint64_t> get_numbers(FieldDecoder& fields, capnp::List<uint64_t>::Reader list, std::string_view field) {
@@ -236,6 +323,15 @@ GenerationState get_state(FieldDecoder& fields, wire::GenerationState from) {
   return fields.ok() ? static_cast<GenerationState>(number) : GenerationState{};
 }
 
+EncodingSum get_encoding_sum(FieldDecoder& fields, wire::EncodingSum::Reader from) {
+  EncodingSum to;
+  to.encoding = get_text(fields, from.getEncoding(), "encodings.encoding");
+  to.tensors = from.getTensors();
+  to.logical_bytes = from.getLogicalBytes();
+  to.resident_bytes = from.getResidentBytes();
+  return to;
+}
+
 ModelSummary get_model(FieldDecoder& fields, wire::Model::Reader from) {
   ModelSummary to;
   to.name = fields.text(from.getName(), "model.name", kMaxModelNameBytes);
@@ -255,6 +351,7 @@ ModelSummary get_model(FieldDecoder& fields, wire::Model::Reader from) {
   to.residency = get_text(fields, from.getResidency(), "model.residency");
   to.source = get_text(fields, from.getSource(), "model.source");
   to.tensors_id = get_text(fields, from.getTensorsId(), "model.tensorsId");
+  to.encodings = get_each(fields, from.getEncodings(), "model.encodings", get_encoding_sum);
   return to;
 }
 
@@ -286,6 +383,50 @@ DeviceSummary get_device(FieldDecoder& fields, wire::Device::Reader from) {
   to.orphan_bytes = from.getOrphanBytes();
   to.loading_bytes = from.getLoadingBytes();
   to.free_bytes = from.getFreeBytes();
+  to.fd_only_bytes = from.getFdOnlyBytes();
+  return to;
+}
+
+GpuSummary get_gpu(FieldDecoder& fields, wire::Gpu::Reader from) {
+  GpuSummary to;
+  to.uuid = get_text(fields, from.getUuid(), "gpu.uuid");
+  to.name = get_text(fields, from.getName(), "gpu.name");
+  to.total_bytes = from.getTotalBytes();
+  to.used_bytes = from.getUsedBytes();
+  to.free_bytes = from.getFreeBytes();
+  to.nvml_known = from.getNvmlKnown();
+  to.minor = from.getMinor();
+  to.persistence = from.getPersistence();
+  to.compute_major = from.getComputeMajor();
+  to.compute_minor = from.getComputeMinor();
+  to.vmm = from.getVmm();
+  to.fd_handles = from.getFdHandles();
+  to.read_only_map = from.getReadOnlyMap();
+  to.granularity_bytes = from.getGranularityBytes();
+  to.problem = get_text(fields, from.getProblem(), "gpu.problem");
+  return to;
+}
+
+ProbeReply get_probe(FieldDecoder& fields, wire::Probe::Reader from) {
+  ProbeReply to;
+  to.driver_version = get_text(fields, from.getDriverVersion(), "probe.driverVersion");
+  to.cuda_version = from.getCudaVersion();
+  to.gpus = get_each(fields, from.getGpus(), "probe.gpus", get_gpu);
+  to.problem = get_text(fields, from.getProblem(), "probe.problem");
+  to.nvml_problem = get_text(fields, from.getNvmlProblem(), "probe.nvmlProblem");
+  return to;
+}
+
+CheckSummary get_check(FieldDecoder& fields, wire::Check::Reader from) {
+  CheckSummary to;
+  to.name = get_text(fields, from.getName(), "check.name");
+  if (from.getLevel() >= kCheckLevels) {
+    fields.fail(Status::invalid_argument("check.level: " + std::to_string(from.getLevel()) + " is no level that this build knows"));
+  } else {
+    to.level = static_cast<CheckSummary::Level>(from.getLevel());
+  }
+  to.detail = get_text(fields, from.getDetail(), "check.detail");
+  to.advice = get_text(fields, from.getAdvice(), "check.advice");
   return to;
 }
 
@@ -297,6 +438,7 @@ AcquiredReply get_acquired(FieldDecoder& fields, wire::Acquired::Reader from) {
   to.chunk_bytes = get_numbers(fields, from.getChunkBytes(), "acquired.chunkBytes");
   to.fd_count = from.getFdCount();
   to.table_bytes = from.getTableBytes();
+  to.ipc_handle = get_ipc_handle(fields, from.getIpcHandle(), "acquired.ipcHandle");
   return to;
 }
 
@@ -310,6 +452,15 @@ StatusReply get_status(FieldDecoder& fields, wire::Status::Reader from) {
   to.lease_count = from.getLeaseCount();
   to.fd_count = from.getFdCount();
   to.rss_bytes = from.getRssBytes();
+  return to;
+}
+
+MemoryReply get_memory(FieldDecoder& fields, wire::Memory::Reader from) {
+  MemoryReply to;
+  to.status = get_status(fields, from.getStatus());
+  to.leases = get_each(fields, from.getLeases(), "memory.leases", get_lease);
+  to.gpus = get_each(fields, from.getGpus(), "memory.gpus", get_gpu);
+  to.problem = get_text(fields, from.getProblem(), "memory.problem");
   return to;
 }
 
@@ -338,6 +489,8 @@ EventReply get_event(FieldDecoder& fields, wire::Event::Reader from) {
       return {DrainRequestedEvent{get_model(fields, from.getDrainRequested())}};
     case wire::Event::SHUTTING_DOWN:
       return {ShuttingDownEvent{}};
+    case wire::Event::LOST:
+      return {LostEvent{get_model(fields, from.getLost())}};
   }
   fail_unknown(fields, "event", from.which());
   return {};
@@ -351,6 +504,9 @@ Job get_job(FieldDecoder& fields, wire::Job::Reader from) {
     case wire::Job::VERIFY:
       to.kind = VerifyJob{get_numbers(fields, from.getChunkSizes(), "job.chunkSizes"), from.getArenaBytes()};
       break;
+    case wire::Job::PROBE:
+      to.kind = ProbeJob{from.getProbe().getDeep()};
+      break;
     default:
       fail_unknown(fields, "job", from.which());
   }
@@ -361,6 +517,7 @@ Job get_job(FieldDecoder& fields, wire::Job::Reader from) {
   to.threads = from.getThreads();
   to.bundle_name = get_request_text(fields, from.getBundleName(), "job.bundleName");
   to.fd_count = from.getFdCount();
+  to.transport = get_transport(fields, from.getTransport(), "job.transport");
   return to;
 }
 
@@ -373,6 +530,7 @@ Planned get_planned(FieldDecoder& fields, wire::Planned::Reader from) {
   to.logical_bytes = from.getLogicalBytes();
   to.tensor_count = from.getTensorCount();
   to.chunk_count = from.getChunkCount();
+  to.encodings = get_each(fields, from.getEncodings(), "planned.encodings", get_encoding_sum);
   return to;
 }
 
@@ -382,6 +540,7 @@ LoadResult get_load_result(FieldDecoder& fields, wire::LoadResult::Reader from) 
   to.table_bytes = from.getTableBytes();
   to.blocks = from.getBlocks();
   to.elapsed_ms = from.getElapsedMs();
+  to.ipc_handle = get_ipc_handle(fields, from.getIpcHandle(), "verified.ipcHandle");
   return to;
 }
 
@@ -391,7 +550,8 @@ AcquireRequest get_acquire(FieldDecoder& fields, wire::Acquire::Reader from) {
 }
 LoadRequest get_load(FieldDecoder& fields, wire::Load::Reader from) {
   return {get_model_name(fields, from.getModel(), "load.model"), get_request_text(fields, from.getPath(), "load.path"),
-          get_request_text(fields, from.getDevice(), "load.device"), from.getTimeoutMs()};
+          get_request_text(fields, from.getDevice(), "load.device"), from.getTimeoutMs(),
+          get_transport(fields, from.getTransport(), "load.transport")};
 }
 UnloadRequest get_unload(FieldDecoder& fields, wire::Unload::Reader from) {
   return {get_model_name(fields, from.getModel(), "unload.model"), get_request_text(fields, from.getDevice(), "unload.device"),
@@ -433,6 +593,12 @@ void get_request(FieldDecoder& fields, wire::Request::Reader from, Request& to) 
       return;
     case wire::Request::VERSION:
       to.body = VersionRequest{};
+      return;
+    case wire::Request::MEMORY:
+      to.body = MemoryRequest{};
+      return;
+    case wire::Request::DOCTOR:
+      to.body = DoctorRequest{};
       return;
   }
   fail_unknown(fields, "request", from.which());
@@ -483,6 +649,12 @@ void get_response(FieldDecoder& fields, wire::Response::Reader from, Response& t
     case wire::Response::MORE_FDS:
       to.body = MoreFdsReply{from.getMoreFds()};
       return;
+    case wire::Response::MEMORY:
+      to.body = get_memory(fields, from.getMemory());
+      return;
+    case wire::Response::DOCTOR:
+      to.body = DoctorReply{get_each(fields, from.getDoctor(), "doctor", get_check)};
+      return;
   }
   fail_unknown(fields, "response", from.which());
 }
@@ -519,6 +691,9 @@ void get_loader_message(FieldDecoder& fields, wire::LoaderMessage::Reader from, 
     case wire::LoaderMessage::MORE_FDS:
       to.body = MoreFdsReply{from.getMoreFds()};
       return;
+    case wire::LoaderMessage::PROBED:
+      to.body = get_probe(fields, from.getProbed());
+      return;
   }
   fail_unknown(fields, "loader message", from.which());
 }
@@ -543,6 +718,8 @@ std::string_view generation_state_name(GenerationState state) {
       return "freed";
     case GenerationState::kFailed:
       return "failed";
+    case GenerationState::kLost:
+      return "lost";
   }
   return "unknown";
 }
@@ -593,6 +770,7 @@ std::vector<std::byte> encode(const Request& request) {
                    load.setPath(text_reader(from.path));
                    load.setDevice(text_reader(from.device));
                    load.setTimeoutMs(from.timeout_ms);
+                   load.setTransport(text_reader(from.transport));
                  },
                  [&](const UnloadRequest& from) {
                    auto unload = to.initUnload();
@@ -602,7 +780,8 @@ std::vector<std::byte> encode(const Request& request) {
                  },
                  [&](const LeasesRequest&) { to.setLeases(); },
                  [&](const VerifyRequest& from) { to.setVerify(text_reader(from.model)); },
-                 [&](const VersionRequest&) { to.setVersion(); }},
+                 [&](const VersionRequest&) { to.setVersion(); }, [&](const MemoryRequest&) { to.setMemory(); },
+                 [&](const DoctorRequest&) { to.setDoctor(); }},
       request.body);
   return flatten(message);
 }
@@ -612,10 +791,9 @@ std::vector<std::byte> encode(const Response& response) {
   capnp::MallocMessageBuilder message;
   auto to = message.initRoot<wire::Response>();
   to.setId(response.id);
-  const auto put_one = [](auto builder, const auto& item) { put(builder, item); };
   std::visit(
       Overloaded{[&](const Status& from) { put(to.initError(), from); }, [&](const HelloReply& from) { put(to.initHello(), from); },
-                 [&](const ModelsReply& from) { put_each(to.initModels(size32(from.models)), from.models, put_one); },
+                 [&](const ModelsReply& from) { put_each(to.initModels(size32(from.models)), from.models, kPutOne); },
                  [&](const AcquiredReply& from) { put(to.initAcquired(), from); }, [&](const ReleasedReply&) { to.setReleased(); },
                  [&](const StatusReply& from) { put(to.initStatus(), from); },
                  [&](const LoadedReply& from) { put(to.initLoaded(), from.model); },
@@ -623,13 +801,15 @@ std::vector<std::byte> encode(const Response& response) {
                    auto unloaded = to.initUnloaded();
                    unloaded.setFreed(from.freed);
                    unloaded.setBytes(from.bytes);
-                   put_each(unloaded.initHolders(size32(from.holders)), from.holders, put_one);
+                   put_each(unloaded.initHolders(size32(from.holders)), from.holders, kPutOne);
                  },
-                 [&](const LeasesReply& from) { put_each(to.initLeases(size32(from.leases)), from.leases, put_one); },
+                 [&](const LeasesReply& from) { put_each(to.initLeases(size32(from.leases)), from.leases, kPutOne); },
                  [&](const VerifiedReply& from) { put(to.initVerified(), from); },
                  [&](const VersionReply& from) { put(to.initVersion(), from.version); },
                  [&](const EventReply& from) { put(to.initEvent(), from); },
-                 [&](const MoreFdsReply& from) { to.setMoreFds(from.count); }},
+                 [&](const MoreFdsReply& from) { to.setMoreFds(from.count); },
+                 [&](const MemoryReply& from) { put(to.initMemory(), from); },
+                 [&](const DoctorReply& from) { put_each(to.initDoctor(size32(from.checks)), from.checks, kPutOne); }},
       response.body);
   return flatten(message);
 }
@@ -645,7 +825,8 @@ std::vector<std::byte> encode(const LoaderMessage& loader_message) {
           [&](const Received& from) { to.setReceived(from.count); }, [&](const LoadProgress& from) { to.setProgress(from.bytes); },
           [&](const LoadResult& from) { put(to.initVerified(), from); }, [&](const Status& from) { put(to.initFailed(), from); },
           [&](const VerifiedReply& from) { put(to.initScrubbed(), from); },
-          [&](const MoreFdsReply& from) { to.setMoreFds(from.count); }},
+          [&](const MoreFdsReply& from) { to.setMoreFds(from.count); },
+          [&](const ProbeReply& from) { put(to.initProbed(), from); }},
       loader_message.body);
   return flatten(message);
 }

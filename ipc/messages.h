@@ -92,7 +92,7 @@ struct ListRequest {};
 struct AcquireRequest { std::string model, device; uint32_t wait_ms = 0; std::string content_id; };
 struct ReleaseRequest { uint64_t lease = 0; };
 struct StatusRequest {};
-struct LoadRequest { std::string model, path, device; uint32_t timeout_ms = 0; std::string transport; };
+struct LoadRequest { std::string model, path, device; uint32_t timeout_ms = 0; std::string transport{}; };
 struct UnloadRequest { std::string model, device; uint32_t timeout_ms = 0; };
 struct LeasesRequest {};
 struct VerifyRequest { std::string model; };
@@ -115,7 +115,7 @@ struct AcquiredReply {
   std::vector<uint64_t> chunk_bytes;
   uint32_t fd_count = 0;
   uint64_t table_bytes = 0;
-  std::vector<std::byte> ipc_handle;  // legacy: kIpcHandleBytes; else empty
+  std::vector<std::byte> ipc_handle{};  // legacy: kIpcHandleBytes; else empty
 };
 struct ReleasedReply {};
 struct StatusReply {
@@ -171,7 +171,7 @@ struct Planned {
   std::string content_id, tensors_id;
   uint64_t arena_bytes = 0, resident_bytes = 0, logical_bytes = 0, tensor_count = 0;
   uint32_t chunk_count = 0;
-  std::vector<EncodingSum> encodings;
+  std::vector<EncodingSum> encodings{};
 };
 struct Admitted {};
 struct Chunks { uint32_t count = 0; };
@@ -180,7 +180,7 @@ struct LoadProgress { uint64_t bytes = 0; };
 struct LoadResult {
   std::vector<uint64_t> chunk_bytes;
   uint64_t table_bytes = 0, blocks = 0, elapsed_ms = 0;
-  std::vector<std::byte> ipc_handle;  // legacy: kIpcHandleBytes; else empty
+  std::vector<std::byte> ipc_handle{};  // legacy: kIpcHandleBytes; else empty
 };
 struct ProbeReply {
   std::string driver_version;

@@ -30,13 +30,14 @@ std::string schema_text() {
   return text;
 }
 
-// A line for every version ever released; lines are added, never edited (before the first release: version 1 may still change).
+// A line for every version ever released; lines are added, never edited (before the first release: the last one may still change).
 struct Recorded {
   uint16_t version;
   const char* sha256;
 };
 constexpr Recorded kRecorded[] = {
     {1, "c08d6be2169d5180da4a25ce581dfededd16467ca0ab66e6f88810a797f772e7"},
+    {2, "aea453f4e152741e73763214a7fdfd8e15bed7cf19f0c425cdd6d03c1a449b4a"},
 };
 
 TEST(Golden, CO_107_SchemaChangesOnlyWithItsNumber) {
@@ -51,6 +52,9 @@ TEST(Golden, CO_107_SchemaChangesOnlyWithItsNumber) {
 // Version 1: preamble, then request 1 = hello("1.2.3 (abcdef0)", "worker"), then request 2 = status.
 const std::vector<std::byte> kPreambleV1 =
     to_bytes({0x89, 'W', 'T', 'D', 'I', 'P', 'C', 0x0A, 0x01, 0x00, 0x01, 0x00, 0x04, 0x03, 0x02, 0x01});
+// What this build sends first: version 2, and it still speaks version 1.
+const std::vector<std::byte> kPreambleV2 =
+    to_bytes({0x89, 'W', 'T', 'D', 'I', 'P', 'C', 0x0A, 0x02, 0x00, 0x01, 0x00, 0x04, 0x03, 0x02, 0x01});
 const std::vector<std::byte> kHelloFrameV1 = to_bytes({
     0x58, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00,  // 88 bytes, no descriptors
     0x00, 0x00, 0x00, 0x00, 0x0A, 0x00, 0x00, 0x00,  // one segment of 10 words
@@ -120,13 +124,13 @@ std::vector<std::byte> sent_bytes(std::vector<std::byte> body, size_t count) {
   return got;
 }
 
-TEST(Golden, CO_108_WhatWeSendIsStillVersion1) {
+TEST(Golden, CO_108_TheFramesThatWeSendAreStillThoseOfVersion1) {
   const auto hello = encode(Request{1, HelloRequest{"1.2.3 (abcdef0)", "worker"}});
-  EXPECT_EQ(sent_bytes(hello, kPreambleV1.size() + kHelloFrameV1.size()), test::joined(kPreambleV1, kHelloFrameV1));
+  EXPECT_EQ(sent_bytes(hello, kPreambleV2.size() + kHelloFrameV1.size()), test::joined(kPreambleV2, kHelloFrameV1));
   const auto status = encode(Request{2, StatusRequest{}});
-  EXPECT_EQ(sent_bytes(status, kPreambleV1.size() + kStatusFrameV1.size()), test::joined(kPreambleV1, kStatusFrameV1));
+  EXPECT_EQ(sent_bytes(status, kPreambleV2.size() + kStatusFrameV1.size()), test::joined(kPreambleV2, kStatusFrameV1));
   const auto refusal = encode(Response{2, Status::unsupported("no")});
-  EXPECT_EQ(sent_bytes(refusal, kPreambleV1.size() + kRefusalFrameV1.size()), test::joined(kPreambleV1, kRefusalFrameV1));
+  EXPECT_EQ(sent_bytes(refusal, kPreambleV2.size() + kRefusalFrameV1.size()), test::joined(kPreambleV2, kRefusalFrameV1));
 }
 
 TEST(Golden, CO_109_RefusalsOfOtherVersionsAreReadable) {

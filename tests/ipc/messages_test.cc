@@ -410,11 +410,11 @@ TEST(Messages, UnknownUnionMembersAreUnsupported) {
     return message_of(words);
   };
   // Request and Response: id, then the member's number. LoaderMessage: value, then the number.
-  EXPECT_EQ(decode_request(kind(struct_pointer(0, 3, 1), 2, 10)).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(decode_request(kind(struct_pointer(0, 3, 1), 2, 12)).status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(decode_request(kind(struct_pointer(0, 3, 1), 2, 0xFFFF)).status().code(), StatusCode::kUnsupported);
-  EXPECT_EQ(decode_response(kind(struct_pointer(0, 2, 2), 2, 13)).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(decode_response(kind(struct_pointer(0, 2, 2), 2, 15)).status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(decode_response(kind(struct_pointer(0, 2, 2), 2, 0xFFFF)).status().code(), StatusCode::kUnsupported);
-  const auto newer = decode_request(kind(struct_pointer(0, 3, 1), 2, 10)).status();
+  const auto newer = decode_request(kind(struct_pointer(0, 3, 1), 2, 12)).status();
   EXPECT_NE(newer.message().find("newer"), std::string::npos) << newer.message();
 }
 
@@ -434,12 +434,12 @@ size_t count_outcomes(const std::vector<std::byte>& body, uint16_t value, Status
 
 TEST(Messages, EnumsAndUnionsOutOfRangeAreNamed) {
   const auto loaded = encode(Response{1, LoadedReply{a_model("m")}});
-  EXPECT_EQ(count_outcomes(loaded, 7, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U)
+  EXPECT_EQ(count_outcomes(loaded, 8, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U)
       << "one place holds the state";
   const auto event = encode(Response{1, EventReply{ShuttingDownEvent{}}});
-  EXPECT_GE(count_outcomes(event, 3, StatusCode::kUnsupported, decode_response, "event"), 1U);
+  EXPECT_GE(count_outcomes(event, 4, StatusCode::kUnsupported, decode_response, "event"), 1U);
   const auto job = encode(LoaderMessage{Job{}});
-  EXPECT_GE(count_outcomes(job, 2, StatusCode::kUnsupported, decode_loader_message, "job"), 1U);
+  EXPECT_GE(count_outcomes(job, 3, StatusCode::kUnsupported, decode_loader_message, "job"), 1U);
   const auto error = encode(Response{1, Status::not_found("x")});
   EXPECT_GE(count_outcomes(error, 0, StatusCode::kInvalidArgument, decode_response, "error.code"), 1U) << "0 is no error";
 }
