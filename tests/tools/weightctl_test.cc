@@ -7,6 +7,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <functional>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -203,12 +204,9 @@ class Weightctl : public WeightctlAlone {
 
   bool answer(FakeDaemon& daemon, FakeDaemon::Session& session, const ipc::Request& request) {
     if (std::holds_alternative<ipc::HelloRequest>(request.body)) return false;
-    if (const auto* load = std::get_if<ipc::LoadRequest>(&request.body)) {
-      const std::lock_guard lock(mutex_);
-      load_ = *load;
-    }
-    if (!refusal_.ok()) {
-      daemon.reply(session, request.id, refusal_);
+    const Script script = note(request);
+    if (!script.refusal.ok()) {
+      daemon.reply(session, request.id, script.refusal);
     } else if (std::holds_alternative<ipc::VersionRequest>(request.body)) {
       daemon.reply(session, request.id, ipc::VersionReply{{"9.8.7 (abc)", 1, "host", 5, 77}});
     } else if (std::holds_alternative<ipc::StatusRequest>(request.body)) {
@@ -219,11 +217,11 @@ class Weightctl : public WeightctlAlone {
       daemon.reply(session, request.id, ipc::LeasesReply{{a_lease(7, false), a_lease(8, true)}});
     } else if (std::holds_alternative<ipc::LoadRequest>(request.body)) {
       waiting_load_ = {&session, request.id};
-      if (!load_waits_for_status_) finish_load(daemon);
+      if (!script.load_waits_for_status) finish_load(daemon);
     } else if (std::holds_alternative<ipc::UnloadRequest>(request.body)) {
-      daemon.reply(session, request.id, unloaded_);
+      daemon.reply(session, request.id, script.unloaded);
     } else if (std::holds_alternative<ipc::VerifyRequest>(request.body)) {
-      daemon.reply(session, request.id, verified_);
+      daemon.reply(session, request.id, script.verified);
     }
     return true;
   }
@@ -237,16 +235,29 @@ class Weightctl : public WeightctlAlone {
     return load_;
   }
 
-  // Set before a program starts, read in the daemon's thread.
-  Status refusal_;
-  ipc::UnloadedReply unloaded_{true, uint64_t{12} << 30, {}};
-  ipc::VerifiedReply verified_{12288, {}, {}, 950, uint64_t{12} << 30};
-  bool load_waits_for_status_ = false;
+  /// What the daemon's thread answers.
+  struct Script {
+    Status refusal;
+    ipc::UnloadedReply unloaded{true, uint64_t{12} << 30, {}};
+    ipc::VerifiedReply verified{12288, {}, {}, 950, uint64_t{12} << 30};
+    bool load_waits_for_status = false;
+  };
+  void set(const std::function<void(Script&)>& change) {
+    const std::lock_guard lock(mutex_);
+    change(script_);
+  }
+  Script note(const ipc::Request& request) {
+    const std::lock_guard lock(mutex_);
+    if (const auto* load = std::get_if<ipc::LoadRequest>(&request.body)) load_ = *load;
+    return script_;
+  }
+
   // The daemon's thread only.
   int status_calls_ = 0;
   std::optional<std::pair<FakeDaemon::Session*, uint64_t>> waiting_load_;
 
   std::mutex mutex_;
+  Script script_;
   ipc::LoadRequest load_;
   FakeDaemon daemon_;
 };
@@ -292,7 +303,7 @@ TEST_F(Weightctl, LoadMakesThePathAbsolute) {
 }
 
 TEST_F(Weightctl, LoadDrawsProgressOnATerminal) {
-  load_waits_for_status_ = true;
+  set([](Script& script) { script.load_waits_for_status = true; });
   Terminal terminal;
   Process process(weightctl({"load", "qwen", "m.wpk", "--socket", dir_ / "c"}), {"", {}, -1, terminal.program_end()});
   const std::string screen = terminal.read_to_end();
@@ -303,13 +314,13 @@ TEST_F(Weightctl, LoadDrawsProgressOnATerminal) {
 }
 
 TEST_F(Weightctl, UnloadSaysWhoHoldsIt) {
-  unloaded_ = {false, uint64_t{12} << 30, {a_lease(7, false), a_lease(8, true)}};
+  set([](Script& script) { script.unloaded = {false, uint64_t{12} << 30, {a_lease(7, false), a_lease(8, true)}}; });
   expect_golden_of("weightctl_unload_held", {"unload", "llama", "--timeout", "250ms"});
   expect_golden_of("weightctl_unload_held_json", {"unload", "llama", "--timeout", "250ms", "--json"});
 }
 
 TEST_F(Weightctl, VerifyNamesWhatIsDamaged) {
-  verified_ = {12288, {17, 4000}, {"model.norm.weight", "a\nb"}, 950, uint64_t{12} << 30};
+  set([](Script& script) { script.verified = {12288, {17, 4000}, {"model.norm.weight", "a\nb"}, 950, uint64_t{12} << 30}; });
   expect_golden_of("weightctl_verify_damaged", {"verify", "llama"});
   expect_golden_of("weightctl_verify_damaged_json", {"verify", "llama", "--json"});
 }
@@ -323,7 +334,7 @@ TEST_F(Weightctl, RefusalsKeepTheirCodeAndGetAHint) {
                                                         {Status::corruption("section 3"), 3},
                                                         {Status::deadline_exceeded("60 s passed"), 8}};
   for (const auto& [refusal, code] : refusals) {
-    refusal_ = refusal;
+    set([&wanted = refusal](Script& script) { script.refusal = wanted; });
     const Outcome outcome = weightctl_in_dir({"load", "m", "m.wpk"});
     EXPECT_EQ(outcome.exit_code, code);
     EXPECT_THAT(outcome.err, HasSubstr("weightctl: error: ")) << refusal.message();
