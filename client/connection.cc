@@ -32,6 +32,9 @@ Event event_of(const ipc::EventReply& reply) {
   } else if (const auto* drain = std::get_if<ipc::DrainRequestedEvent>(&reply.event)) {
     event.kind = Event::Kind::kDrainRequested;
     event.model = model_info(drain->model);
+  } else if (const auto* lost = std::get_if<ipc::LostEvent>(&reply.event)) {
+    event.kind = Event::Kind::kLost;
+    event.model = model_info(lost->model);
   } else {
     event.kind = Event::Kind::kShuttingDown;
   }
@@ -101,6 +104,7 @@ Result<std::shared_ptr<Lease>> Connection::acquire(std::string_view name, const 
   WEIGHTD_RETURN_IF_ERROR(refuse_fork());
   WEIGHTD_RETURN_IF_ERROR(check_model_name(name));
   WEIGHTD_RETURN_IF_ERROR(check_text("the device", options.device));
+  unmap_put_off();
   const Turn turn(*this);
   const ipc::AcquireRequest request{std::string(name), options.device, wire_milliseconds(options.wait), ""};
   const milliseconds wait{request.wait_ms};
@@ -139,18 +143,34 @@ Status Connection::end(const std::shared_ptr<Mapping>& mapping, bool wait_for_da
     const std::lock_guard lock(ended_mutex_);
     if (--mapping->holders != 0) return {};
   }
-  mapping->unmap();
+  const Status unmapped = mapping->unmap();
+  const bool put_off = unmapped.code() == StatusCode::kFailedPrecondition;
   {
     const std::lock_guard lock(ended_mutex_);
-    ended_.push_back(mapping);
+    (put_off ? put_off_ : ended_).push_back(mapping);
   }
+  if (put_off) return unmapped;
+  unmap_put_off();
   const Turn turn(*this, std::try_to_lock);
-  if (!turn.mine() || !wait_for_daemon) return {};
-  Status told = give_back_ended(true);
+  if (!turn.mine() || !wait_for_daemon) return unmapped;
+  const Status told = give_back_ended(true);
   if (rpc_ != nullptr && rpc_->lost()) note_loss();
   // A daemon that came back learns of the end now, not at some later call.
   if (rpc_ == nullptr && !owed_.empty()) (void)ensure_connected(deadline_in(call_timeout_));
-  return told;
+  return unmapped.ok() ? told : unmapped;
+}
+
+void Connection::unmap_put_off() {
+  std::vector<std::shared_ptr<Mapping>> put_off;
+  {
+    const std::lock_guard lock(ended_mutex_);
+    put_off.swap(put_off_);
+  }
+  for (std::shared_ptr<Mapping>& mapping : put_off) {
+    const bool again = mapping->unmap().code() == StatusCode::kFailedPrecondition;
+    const std::lock_guard lock(ended_mutex_);
+    (again ? put_off_ : ended_).push_back(std::move(mapping));
+  }
 }
 
 Status Connection::give_back_ended(bool wait_for_daemon) {
@@ -253,11 +273,16 @@ void Connection::lease_again(ipc::Deadline deadline) {
 
 void Connection::lease_again(Mapping& mapping, ipc::Deadline deadline) {
   const ModelInfo before = mapping.info();
+  // Legacy memory has one owner: with another daemon, or as another generation, equal content lies in other memory.
+  const bool legacy = before.transport == "legacy";
+  if (mapping.lost() || (legacy && rpc_->hello().instance != mapping.instance())) return lose(mapping);
   // The descriptors that come with the answer are closed: what is mapped here is the same content.
   Result<Rpc::Reply> reply = rpc_->call(ipc::AcquireRequest{before.name, before.device, 0, before.content_id}, deadline);
   if (rpc_->lost()) return;
   const auto* acquired = reply.ok() ? std::get_if<ipc::AcquiredReply>(&reply->body) : nullptr;
-  if (acquired != nullptr && acquired->model.content_id == before.content_id && acquired->arena_bytes == mapping.arena_bytes()) {
+  const bool same_memory = !legacy || (acquired != nullptr && acquired->model.generation == before.generation);
+  if (acquired != nullptr && same_memory && acquired->model.content_id == before.content_id &&
+      acquired->arena_bytes == mapping.arena_bytes()) {
     mapping.link = Mapping::Link::kAttached;
     mapping.lease = acquired->lease;
     mapping.set_info(model_info(acquired->model));
@@ -265,8 +290,19 @@ void Connection::lease_again(Mapping& mapping, ipc::Deadline deadline) {
   }
   if (acquired != nullptr) rpc_->post(ipc::ReleaseRequest{acquired->lease});
   if (reply.status().code() == StatusCode::kDeadlineExceeded) return;  // still stale: the next connection tries again
+  if (legacy) return lose(mapping);
   mapping.link = Mapping::Link::kDetached;
   mapping.set_state("detached");
+}
+
+void Connection::lose(Mapping& mapping) {
+  mapping.link = Mapping::Link::kDetached;
+  if (mapping.lost()) return;
+  mapping.set_lost();
+  Event event;
+  event.kind = Event::Kind::kLost;
+  event.model = mapping.info();
+  queue_event(std::move(event));
 }
 
 void Connection::settle_owed(ipc::Deadline deadline) {
@@ -301,19 +337,27 @@ void Connection::take_events() {
     Event event = event_of(reply);
     for (const std::weak_ptr<Mapping>& known : mappings_) {
       const std::shared_ptr<Mapping> mapping = known.lock();
-      if (mapping == nullptr || event.kind == Event::Kind::kShuttingDown) continue;
-      const ModelInfo held = mapping->info();
-      if (held.name != event.model.name || held.device != event.model.device) continue;
-      if (mapping->link == Mapping::Link::kDetached) {
-        if (event.kind == Event::Kind::kPublished && held.content_id == event.model.content_id) lease_again_wanted_ = true;
-      } else if (held.generation == event.model.generation) {
-        mapping->set_state(event.model.state);
-      }
+      if (mapping != nullptr && event.kind != Event::Kind::kShuttingDown) apply(event, *mapping);
     }
-    if (events_.size() == kMaxQueuedEvents) events_.pop_front();
-    events_.push_back(std::move(event));
+    queue_event(std::move(event));
   }
   rpc_->events().clear();
+}
+
+void Connection::apply(const Event& event, Mapping& mapping) {
+  const ModelInfo held = mapping.info();
+  if (held.name != event.model.name || held.device != event.model.device || mapping.lost()) return;
+  if (mapping.link == Mapping::Link::kDetached) {
+    const bool back = event.kind == Event::Kind::kPublished && held.content_id == event.model.content_id;
+    lease_again_wanted_ = lease_again_wanted_ || back;
+  } else if (held.generation == event.model.generation) {
+    event.kind == Event::Kind::kLost ? mapping.set_lost() : mapping.set_state(event.model.state);
+  }
+}
+
+void Connection::queue_event(Event event) {
+  if (events_.size() == kMaxQueuedEvents) events_.pop_front();
+  events_.push_back(std::move(event));
 }
 
 Result<std::shared_ptr<Mapping>> Connection::share_or_map(const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds) {
@@ -328,7 +372,7 @@ Result<std::shared_ptr<Mapping>> Connection::share_or_map(const ipc::AcquiredRep
     }
     return shared;
   }
-  Result<std::shared_ptr<Mapping>> mapping = Mapping::make(shared_from_this(), acquired, std::move(fds));
+  Result<std::shared_ptr<Mapping>> mapping = Mapping::make(shared_from_this(), rpc_->hello().instance, acquired, std::move(fds));
   if (!mapping.ok()) {
     rpc_->post(ipc::ReleaseRequest{acquired.lease});
     return mapping;
@@ -344,7 +388,7 @@ std::shared_ptr<Mapping> Connection::find_shared(const ModelInfo& info) {
     std::shared_ptr<Mapping> mapping = known.lock();
     if (mapping == nullptr) continue;
     const ModelInfo held = mapping->info();
-    if (held.name != info.name || held.device != info.device || held.content_id != info.content_id) continue;
+    if (held.name != info.name || held.device != info.device || held.content_id != info.content_id || mapping->lost()) continue;
     if (mapping->link == Mapping::Link::kAttached && held.generation != info.generation) continue;
     const std::lock_guard lock(ended_mutex_);
     if (mapping->holders == 0) continue;

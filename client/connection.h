@@ -33,7 +33,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   [[nodiscard]] std::string daemon_version() const;
   [[nodiscard]] std::string backend() const;
 
-  /// One lease on `mapping` has ended; the last one unmaps it and gives it back to the daemon.
+  /// One lease on `mapping` has ended; the last one unmaps it and gives it back to the daemon. kFailedPrecondition: a stream is
+  /// being captured, so that unmapping is put off until a later end or acquire(). kCuda: unmapped, but work that was waited for had
+  /// failed.
   Status end(const std::shared_ptr<Mapping>& mapping, bool wait_for_daemon);
 
  private:
@@ -53,12 +55,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Status reconnect(ipc::Deadline deadline);
   void lease_again(ipc::Deadline deadline);
   void lease_again(Mapping& mapping, ipc::Deadline deadline);
+  /// The memory behind `mapping` went with an owner that this connection did not see end.
+  void lose(Mapping& mapping);
   void settle_owed(ipc::Deadline deadline);
   void note_loss();
   void take_events();
+  void queue_event(Event event);
+  /// What `event` says of a mapping that is held here.
+  void apply(const Event& event, Mapping& mapping);
   /// Leaves a lost connection to the caller, who may be in a call on it. kDeadlineExceeded: `wait_for_daemon`, and it did not
   /// answer; given back all the same.
   Status give_back_ended(bool wait_for_daemon);
+  /// Unmaps what could not be unmapped when its last lease ended.
+  void unmap_put_off();
   [[nodiscard]] Result<std::shared_ptr<Mapping>> share_or_map(const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds);
   /// The living mapping of this generation, with one holder more.
   [[nodiscard]] std::shared_ptr<Mapping> find_shared(const ModelInfo& info);
@@ -78,8 +87,8 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::vector<std::weak_ptr<Mapping>> mappings_;
   std::deque<Owed> owed_;
 
-  mutable std::mutex ended_mutex_;  // of Mapping::holders and ended_; taken last
-  std::vector<std::shared_ptr<Mapping>> ended_;
+  mutable std::mutex ended_mutex_;  // of Mapping::holders, ended_ and put_off_; taken last
+  std::vector<std::shared_ptr<Mapping>> ended_, put_off_;
 
   mutable std::mutex hello_mutex_;
   std::string daemon_version_, backend_;

@@ -53,7 +53,7 @@ ClosedInChild::~ClosedInChild() {
   std::erase(state.open, this);
 }
 
-void abandon_in_child(std::shared_ptr<void> object) {
+void abandon(std::shared_ptr<void> object) {
   ForkState& state = ForkState::get();
   const std::lock_guard lock(state.mutex);
   state.abandoned.push_back(std::move(object));

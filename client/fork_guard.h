@@ -39,8 +39,9 @@ class ClosedInChild {
   int fd_;
 };
 
-/// Keeps `object` alive for the rest of the process: its destructor would close descriptor numbers that the child has closed
-/// already and that may be somebody else's by now.
-void abandon_in_child(std::shared_ptr<void> object);
+/// Keeps `object` alive for the rest of the process, because its destructor would do harm: in a forked child it would close
+/// descriptor numbers that the child has closed already and that may be somebody else's by now, or call CUDA, which does not
+/// survive a fork; at exit it would call a CUDA that has ended.
+void abandon(std::shared_ptr<void> object);
 
 }  // namespace weightd::detail

@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "client/connection.h"
+#include "ipc/memfd.h"
 #include "store/tile_layout.h"
 
 namespace weightd::detail {
@@ -55,6 +56,53 @@ TensorPlace place_of(const ipc::StorageEntry& storage, uint64_t row_begin) {
 // The daemon's numbers and descriptors do not fit together. What this process lacks (descriptors, address space) stays what it is.
 Status blame_daemon(const Status& status) {
   return status.code() == StatusCode::kInvalidArgument ? Status::corruption(status.message()) : status;
+}
+
+// Whether sizes, descriptors and handle of the lease are what its transport needs.
+Status check_lease(const ipc::AcquiredReply& acquired, size_t fd_count) {
+  const bool legacy = acquired.model.transport == "legacy";
+  const size_t chunk_fds = legacy ? 0 : acquired.chunk_bytes.size();
+  if (fd_count != acquired.fd_count || fd_count != chunk_fds + 1) {
+    return Status::corruption("the lease has " + std::to_string(fd_count) + " descriptors for a table and " +
+                              std::to_string(chunk_fds) + " chunks");
+  }
+  if (acquired.ipc_handle.size() != (legacy ? ipc::kIpcHandleBytes : 0)) {
+    return Status::corruption("the lease has a memory handle of " + std::to_string(acquired.ipc_handle.size()) +
+                              " bytes, transport " + printable(acquired.model.transport));
+  }
+  uint64_t chunks_bytes = 0;
+  for (const uint64_t bytes : acquired.chunk_bytes) {
+    if (__builtin_add_overflow(chunks_bytes, bytes, &chunks_bytes)) return Status::corruption("the chunk sizes overflow");
+  }
+  if (chunks_bytes < acquired.arena_bytes) {
+    return Status::corruption("the chunks hold " + std::to_string(chunks_bytes) + " bytes of an arena of " +
+                              std::to_string(acquired.arena_bytes));
+  }
+  return {};
+}
+
+Result<TensorIndex> read_table(const ipc::AcquiredReply& acquired, int fd) {
+  Result<std::vector<std::byte>> bytes = ipc::read_sealed_memfd(fd, acquired.table_bytes, ipc::kMaxTableBytes);
+  if (!bytes.ok()) return blame_daemon(bytes.status()).with_context("tensor table");
+  Result<ipc::TensorTable> table = ipc::decode_table(*bytes);
+  if (!table.ok()) return table.status().with_context("tensor table");
+  if (table->arena_bytes != acquired.arena_bytes) {
+    return Status::corruption("the table is for an arena of " + std::to_string(table->arena_bytes) +
+                              " bytes, the lease for one of " + std::to_string(acquired.arena_bytes));
+  }
+  if (table->content_id != acquired.model.content_id) {
+    return Status::corruption("the table is of content " + printable(table->content_id) + ", the lease of " +
+                              printable(acquired.model.content_id));
+  }
+  return TensorIndex::build(*std::move(table));
+}
+
+ArenaSource source_of(const ipc::AcquiredReply& acquired, uint64_t instance, std::vector<UniqueFd> chunks) {
+  const ipc::ModelSummary& model = acquired.model;
+  std::string identity =
+      std::to_string(instance) + "/" + std::to_string(model.generation) + "/" + model.name + "/" + model.content_id;
+  return {model.device,      model.transport,     acquired.arena_bytes, acquired.chunk_bytes,
+          std::move(chunks), acquired.ipc_handle, std::move(identity)};
 }
 
 }  // namespace
@@ -112,57 +160,44 @@ uint64_t TensorIndex::allocated_bytes() const {
   return bytes;
 }
 
-Result<std::shared_ptr<Mapping>> Mapping::make(std::shared_ptr<Connection> connection, const ipc::AcquiredReply& acquired,
-                                               std::vector<UniqueFd> fds) {
-  if (fds.size() != acquired.fd_count || fds.size() != acquired.chunk_bytes.size() + 1) {
-    return Status::corruption("the lease has " + std::to_string(fds.size()) + " descriptors for a table and " +
-                              std::to_string(acquired.chunk_bytes.size()) + " chunks");
-  }
-  uint64_t chunks_bytes = 0;
-  for (const uint64_t bytes : acquired.chunk_bytes) {
-    if (__builtin_add_overflow(chunks_bytes, bytes, &chunks_bytes)) return Status::corruption("the chunk sizes overflow");
-  }
-  if (chunks_bytes < acquired.arena_bytes) {
-    return Status::corruption("the chunks hold " + std::to_string(chunks_bytes) + " bytes of an arena of " +
-                              std::to_string(acquired.arena_bytes));
-  }
-  Result<std::vector<std::byte>> bytes = ipc::read_sealed_memfd(fds.front().get(), acquired.table_bytes, ipc::kMaxTableBytes);
-  if (!bytes.ok()) return blame_daemon(bytes.status()).with_context("tensor table");
-  Result<ipc::TensorTable> table = ipc::decode_table(*bytes);
-  if (!table.ok()) return table.status().with_context("tensor table");
-  if (table->arena_bytes != acquired.arena_bytes) {
-    return Status::corruption("the table is for an arena of " + std::to_string(table->arena_bytes) +
-                              " bytes, the lease for one of " + std::to_string(acquired.arena_bytes));
-  }
-  if (table->content_id != acquired.model.content_id) {
-    return Status::corruption("the table is of content " + printable(table->content_id) + ", the lease of " +
-                              printable(acquired.model.content_id));
-  }
-  WEIGHTD_ASSIGN_OR_RETURN(TensorIndex tensors, TensorIndex::build(*std::move(table)));
+Result<std::shared_ptr<Mapping>> Mapping::make(std::shared_ptr<Connection> connection, uint64_t instance,
+                                               const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds) {
+  WEIGHTD_RETURN_IF_ERROR(check_lease(acquired, fds.size()));
+  WEIGHTD_ASSIGN_OR_RETURN(TensorIndex tensors, read_table(acquired, fds.front().get()));
   fds.erase(fds.begin());
-  Result<ipc::MappedArena> arena = ipc::MappedArena::map(std::move(fds), acquired.chunk_bytes);
-  if (!arena.ok()) return blame_daemon(arena.status());
-  std::shared_ptr<Mapping> mapping(
-      new Mapping(std::move(connection), std::move(tensors), *std::move(arena), model_info(acquired.model), acquired.arena_bytes));
+  WEIGHTD_ASSIGN_OR_RETURN(std::unique_ptr<Compute> compute, map_arena(source_of(acquired, instance, std::move(fds))));
+  std::shared_ptr<Mapping> mapping(new Mapping(std::move(connection), instance, std::move(tensors), std::move(compute),
+                                               model_info(acquired.model), acquired.arena_bytes));
   mapping->lease = acquired.lease;
   return mapping;
 }
 
-Mapping::Mapping(std::shared_ptr<Connection> connection, TensorIndex tensors, ipc::MappedArena arena, ModelInfo info,
-                 uint64_t arena_bytes)
+Mapping::Mapping(std::shared_ptr<Connection> connection, uint64_t instance, TensorIndex tensors, std::unique_ptr<Compute> compute,
+                 ModelInfo info, uint64_t arena_bytes)
     : connection_(std::move(connection)),
+      instance_(instance),
       tensors_(std::move(tensors)),
       first_info_(info),
       arena_bytes_(arena_bytes),
-      mapped_bytes_(arena.bytes().size()),
-      arena_(std::move(arena)),
+      mapped_bytes_(compute->mapped_bytes()),
+      compute_(std::move(compute)),
+      base_(compute_->base()),
       info_(std::move(info)) {}
 
-void Mapping::unmap() {
+Status Mapping::unmap() {
   const std::unique_lock lock(use_mutex_);
+  if (!mapped_) return {};
+  Status status = compute_->unmap();
+  if (status.code() == StatusCode::kFailedPrecondition) return status;
   mapped_ = false;
-  arena_ = ipc::MappedArena();
+  compute_.reset();
   connection_.reset();
+  return status;
+}
+
+Status Mapping::may_unmap() const {
+  const Use use(*this);
+  return use.valid() ? compute_->may_unmap() : Status();
 }
 
 ModelInfo Mapping::info() const {
@@ -182,12 +217,21 @@ void Mapping::set_state(std::string state) {
   info_.state = std::move(state);
 }
 
+void Mapping::set_lost() {
+  set_state(std::string(ipc::generation_state_name(ipc::GenerationState::kLost)));
+  lost_.store(true, std::memory_order_release);
+}
+
 Status Lease::usable() const {
   if (mapping->home().left()) {
     return Status::forked("model '" + printable(mapping->first_info().name) + "' belongs to the parent of this process");
   }
   if (ended.load(std::memory_order_acquire)) {
     return Status::revoked("the lease on model '" + printable(mapping->first_info().name) + "' has ended");
+  }
+  if (mapping->lost()) {
+    return Status::lost("the memory of model '" + printable(mapping->first_info().name) +
+                        "' is gone with the process that owned it; release it and acquire the model again");
   }
   return {};
 }
@@ -196,6 +240,7 @@ Status Lease::end(bool wait_for_daemon) {
   if (mapping->home().surely_left()) {
     return Status::forked("model '" + printable(mapping->first_info().name) + "' belongs to the parent of this process");
   }
+  if (wait_for_daemon && !ended.load(std::memory_order_acquire)) WEIGHTD_RETURN_IF_ERROR(mapping->may_unmap());
   if (ended.exchange(true, std::memory_order_acq_rel)) return {};
   const std::shared_ptr<Connection> connection = mapping->connection();
   return connection->end(mapping, wait_for_daemon);

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "base/fd.h"
+#include "client/compute.h"
 #include "client/fork_guard.h"
-#include "ipc/memfd.h"
 #include "ipc/messages.h"
-#include "kernels/cpu/gemm.h"
+#include "store/tile_layout.h"
 #include "weightd/client.h"
 #include "weightd/status.h"
 
@@ -69,8 +69,9 @@ class Mapping {
     kDetached,  // the daemon does not have this content any more; the mapping is all that is left of it
   };
 
-  /// Checks what came with `acquired` and maps it. `fds`: the table, then the chunks. kCorruption, or what mapping says.
-  [[nodiscard]] static Result<std::shared_ptr<Mapping>> make(std::shared_ptr<Connection> connection,
+  /// Checks what came with `acquired` from the daemon process `instance`, and maps it. `fds`: the table, then the chunks.
+  /// kCorruption, or what map_arena() says.
+  [[nodiscard]] static Result<std::shared_ptr<Mapping>> make(std::shared_ptr<Connection> connection, uint64_t instance,
                                                              const ipc::AcquiredReply& acquired, std::vector<UniqueFd> fds);
 
   /// Holds off unmapping while it lives. Invalid when the mapping has ended.
@@ -84,10 +85,14 @@ class Mapping {
     bool valid_;
   };
 
-  /// Waits for every Use, then unmaps.
-  void unmap();
+  /// Waits for every Use and, on a GPU, for the device; then unmaps. kFailedPrecondition: still mapped, to be tried again later.
+  Status unmap();
+  /// kFailedPrecondition: unmap() would be refused now.
+  [[nodiscard]] Status may_unmap() const;
 
-  [[nodiscard]] const std::byte* base() const { return arena_.base(); }
+  /// Who computes. While a valid Use lives.
+  [[nodiscard]] Compute& compute() const { return *compute_; }
+  [[nodiscard]] const std::byte* base() const { return base_; }
   [[nodiscard]] uint64_t arena_bytes() const { return arena_bytes_; }
   [[nodiscard]] uint64_t mapped_bytes() const { return mapped_bytes_; }  // whole chunks
   [[nodiscard]] const TensorIndex& tensors() const { return tensors_; }
@@ -95,6 +100,10 @@ class Mapping {
   [[nodiscard]] ModelInfo info() const;
   void set_info(ModelInfo info);
   void set_state(std::string state);
+  /// The memory is gone (legacy transport: its owner ended); for ever.
+  void set_lost();
+  [[nodiscard]] bool lost() const { return lost_.load(std::memory_order_acquire); }
+  [[nodiscard]] uint64_t instance() const { return instance_; }
   [[nodiscard]] const HomeProcess& home() const { return home_; }
   /// Null once unmapped: only leases that have not ended ask.
   [[nodiscard]] std::shared_ptr<Connection> connection() const { return connection_; }
@@ -105,17 +114,20 @@ class Mapping {
   uint64_t lease = 0;
 
  private:
-  Mapping(std::shared_ptr<Connection> connection, TensorIndex tensors, ipc::MappedArena arena, ModelInfo info,
-          uint64_t arena_bytes);
+  Mapping(std::shared_ptr<Connection> connection, uint64_t instance, TensorIndex tensors, std::unique_ptr<Compute> compute,
+          ModelInfo info, uint64_t arena_bytes);
 
   HomeProcess home_;
   std::shared_ptr<Connection> connection_;
+  const uint64_t instance_;
   TensorIndex tensors_;
   ModelInfo first_info_;
   uint64_t arena_bytes_, mapped_bytes_;
   mutable std::shared_mutex use_mutex_;
   bool mapped_ = true;
-  ipc::MappedArena arena_;
+  std::unique_ptr<Compute> compute_;
+  const std::byte* base_;  // stays when it is unmapped: who still reads there reads on his own account
+  std::atomic<bool> lost_{false};
   mutable std::mutex info_mutex_;
   ModelInfo info_;
 };
@@ -124,9 +136,11 @@ class Mapping {
 struct Lease : std::enable_shared_from_this<Lease> {
   explicit Lease(std::shared_ptr<Mapping> shared) : mapping(std::move(shared)) {}
 
-  /// kForked, kRevoked, or success.
+  /// kForked, kRevoked, kLost, or success.
   [[nodiscard]] Status usable() const;
-  /// The first call counts; `wait_for_daemon`: also waits for its answer.
+  /// The first call counts; `wait_for_daemon`: also waits for its answer. kFailedPrecondition: a stream is being captured. Where
+  /// that is seen before anything is done, `wait_for_daemon` leaves the lease as it is; else it has ended, and unmapping is put
+  /// off.
   Status end(bool wait_for_daemon);
 
   const std::shared_ptr<Mapping> mapping;

@@ -68,7 +68,7 @@ Rpc::Rpc(UniqueFd socket)
     : channel_(std::make_shared<ipc::Channel>(std::move(socket), channel_options())), closed_in_child_(channel_->fd()) {}
 
 Rpc::~Rpc() {
-  if (home_.left()) abandon_in_child(std::move(channel_));
+  if (home_.left()) abandon(std::move(channel_));
 }
 
 Result<std::unique_ptr<Rpc>> Rpc::open(const std::string& path, const std::string& name, ipc::Deadline deadline) {

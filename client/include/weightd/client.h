@@ -31,7 +31,8 @@ struct ModelInfo {
   uint64_t generation = 0;
   std::string device;          // GPU UUID or "host"
   std::string state;           // "published", "draining", ...; as the daemon last said. "detached": after a restart the daemon no
-                               // longer had this content; the weights stay usable, and this process alone holds them
+                               // longer had this content; the weights stay usable, and this process alone holds them. "lost": a legacy
+                               // model whose memory is gone (kLost)
   std::string residency;       // "fast"
   std::string transport;       // "fd", or "legacy" (one allocation of the loader's; gone with it: kLost)
   uint64_t logical_bytes = 0;  // of the BF16 checkpoint
@@ -51,14 +52,15 @@ struct TensorInfo {
 
 struct GemmOptions {
   int threads = 0;                // host: <= 0 one per core; joined before the return
-  CUstream_st* stream = nullptr;  // GPU: where the work is launched; null: the legacy default stream
+  CUstream_st* stream = nullptr;  // GPU: where the work is launched, a stream of the GPU's primary context; null: the legacy default
   /// GPU: decompress and multiply with cuBLASLt: the bits of cuBLASLt on the original weights, at more bytes moved.
   bool exact = false;
   /// GPU: the weights may be read while the stream's previous kernel runs (programmatic dependent launch). Always safe for
   /// resident weights; x and y wait for that kernel in any case.
   bool overlap_previous = true;
-  /// GPU: scratch of workspace_bytes() for calls that need it, 256-byte aligned device memory, in use until the stream has passed
-  /// the call. Too small or empty: taken from a stream-ordered pool of this library's, which keeps what it once had.
+  /// GPU: scratch of Tensor::workspace_bytes() for calls that need it, 256-byte aligned device memory, in use until the stream has
+  /// passed the call, apart from x and y. Too small or empty: taken from a stream-ordered pool of this library's, one for each GPU,
+  /// which keeps what it once had until a model on that GPU is unmapped.
   std::span<std::byte> workspace{};
 };
 
@@ -72,13 +74,22 @@ class Tensor;
 /// release() or with the last copy. One mapping per Client and generation, however often it is acquired; it ends with the last
 /// lease on it. Thread-safe.
 ///
+/// The end of a lease waits for decompress(), gather_rows() and gemm() calls in flight; bytes read through data() are the caller's to
+/// mind.
+///
 /// On a GPU the bytes lie in the address space of that GPU, read-only, and every pointer that Tensor's calls take or give is a
-/// device pointer. Calls launch on the stream that they are given and return; errors of the kernels show where CUDA shows them. The
-/// calls make the GPU current for themselves and put back what was current; other GPUs get no context. Unmapping waits for the device
-/// (all streams of this process), since nothing in CUDA waits for kernels that still read: so the end of the last lease may block, and
-/// release() while a stream of this thread is being captured is refused (kFailedPrecondition).
-/// The end of a lease waits for decompress() and gemm() calls in flight; bytes read through data() are
-/// the caller's to mind.
+/// device pointer. The same memory is mapped once in a process, whichever Clients lease it. Calls launch on the stream that they are
+/// given and return; errors of the kernels show where CUDA shows them. The calls make the GPU's primary context current for themselves
+/// and put back what was current; other GPUs get no context. The first model on a GPU makes that context if need be, and the library
+/// keeps it until the process ends. Calls may be captured into graphs; the first gemm() of each kind on a GPU also loads code (and
+/// cuBLASLt, where it is needed), so make it before.
+///
+/// Nothing in CUDA waits for kernels that still read memory which is unmapped. So the end of the last lease waits for all that the
+/// process gave the GPU, and may block. That is impossible while a stream of the GPU is being captured: release() is then refused
+/// (kFailedPrecondition, nothing changed), and where the last copy of a Model ends instead, unmapping is put off to the next
+/// acquire() or end of a lease of its Client. CUDA shows this library only captures on streams that synchronize with the legacy
+/// stream; a capture on a stream made as non-blocking is spoilt by the waiting: the lease has then ended, release() says
+/// kFailedPrecondition, and unmapping is put off likewise.
 ///
 /// The weights stay usable while the daemon is away, restarts or ends. In a forked child every call that can fail returns kForked,
 /// data() is empty, and nothing is sent or unmapped on the parent's behalf. A moved-from Model may only be assigned or destroyed.
@@ -87,7 +98,7 @@ class Model {
   [[nodiscard]] ModelInfo info() const;  // also after release()
   /// All tensors of the checkpoint, in its order, then the merged matrices. Valid while a copy of the Model lives.
   [[nodiscard]] std::span<const TensorInfo> tensors() const;
-  /// kNotFound: no such tensor; kRevoked after release(). Names are compared as bytes.
+  /// kNotFound: no such tensor; kRevoked after release(); kLost. Names are compared as bytes.
   [[nodiscard]] Result<Tensor> tensor(std::string_view name) const;
 
   struct Memory {
@@ -99,6 +110,7 @@ class Model {
   /// Unmaps and gives the lease back. Every Tensor of the model then answers kRevoked. Twice is fine. Works while the daemon is
   /// away: it is told after the next reconnect. Waits for the daemon's answer, unless another thread is in a call to the daemon
   /// (that thread passes the release on). kDeadlineExceeded: unmapped and sent, but not answered. kForked: nothing done.
+  /// kFailedPrecondition: a stream is being captured (see above). kCuda: unmapped and given back, but work that it waited for failed.
   Status release();
 
  private:
@@ -116,30 +128,37 @@ class Tensor {
   /// without a usable lease. On a GPU: device addresses, not for the CPU to read.
   [[nodiscard]] std::span<const std::byte> data() const;
 
-  /// Writes the original bytes, all of them, to `out`, which holds at least info().logical_bytes; no byte more is written.
-  /// kInvalidArgument: too small, or inside the mapping (nothing written). kRevoked, kForked, kLost, kCuda.
+  /// Writes the original bytes, all of them, to `out`, which holds at least info().logical_bytes; no byte more is written. On a GPU
+  /// `out` is at a multiple of 2 for coded tensors; fast at a multiple of 16 with rows of a multiple of 8 elements.
+  /// kInvalidArgument: too small, misaligned, or inside the mapping (nothing written). kRevoked, kForked, kLost, kCuda.
   Status decompress(std::span<std::byte> out, const GemmOptions& options = {}) const;
   /// The same for rows [begin, end): elements of the outermost dimension for rank 2, rows of all matrices in order for rank 3 and
   /// up; a scalar or a vector is one row. Rows of types under 8 bits must begin and end at whole bytes (kInvalidArgument).
   Status decompress_rows(uint64_t begin, uint64_t end, std::span<std::byte> out, const GemmOptions& options = {}) const;
 
   /// out[i, :] = w[rows[i], :], an embedding look-up, for a BF16 tensor of rank 2. Any row more than once; row stride of out as in
-  /// gemm(). On a GPU `rows` is in device memory, and an index outside the tensor fills its row with NaN (0x7FFF); on the host it is
-  /// kInvalidArgument, nothing written.
+  /// gemm(). `rows` is aligned to its elements and, like the mapping, overlaps no output. On a GPU it is in device memory, and an
+  /// index outside the tensor fills its row with NaN (0x7FFF); on the host such an index is kInvalidArgument, nothing written.
   Status gather_rows(std::span<const int32_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
   Status gather_rows(std::span<const int64_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
 
-  /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out; accumulation order and rounding as documented in
-  /// kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only. On a GPU the fused kernel or decompression and cuBLASLt,
-  /// whichever is faster for the shape, unless options.exact decides; error bound in kernels/f12_cuda.h. Any M; with more than one row, row strides of at least the
-  /// columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the
-  /// mapping. M = 0 writes nothing; K = 0 writes +0. kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched.
-  /// kRevoked, kForked.
+  /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out. Any M; with more than one row, row strides of at least
+  /// the columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the
+  /// mapping. M = 0 writes nothing; K = 0 writes +0.
+  ///
+  /// On the host: accumulation order and rounding as documented in kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only.
+  /// On a GPU: raw tensors by cuBLASLt; coded ones by the fused kernel (error bound in kernels/f12_cuda.h), or, where that is faster for
+  /// the shape and cuBLASLt is on the machine, by decompression and cuBLASLt; always so with options.exact. The bits of a row may differ
+  /// between the two, so between token counts, unless options.exact decides.
+  ///
+  /// kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched. kRevoked, kForked, kLost, kCuda.
+  /// kUnavailable: the call needs cuBLASLt (exact, raw), and it is not on this machine. kResourceExhausted: no scratch.
   Status gemm(ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
   /// The same with matrix `index` of a rank-3 tensor [E, N, K] (an expert).
   Status gemm(uint64_t index, ConstBf16Matrix x, Bf16Matrix y, const GemmOptions& options = {}) const;
 
-  /// The most scratch that a gemm() of this tensor needs (GemmOptions::workspace); 0 on the host.
+  /// The most scratch that a gemm() of this tensor needs, whatever M and options (GemmOptions::workspace): on a GPU the decompressed
+  /// matrix and 32 MiB, or 32 MiB for raw ones. 0 on the host, for what has no gemm(), and without a usable lease.
   [[nodiscard]] uint64_t workspace_bytes() const;
 
  private:
@@ -155,6 +174,7 @@ struct AcquireOptions {
 };
 
 struct Event {
+  /// kLost: the memory behind a legacy model is gone with its owner; from then on its calls return kLost.
   enum class Kind { kPublished, kDrainRequested, kShuttingDown, kLost };
   Kind kind{};
   ModelInfo model;  // not for kShuttingDown
@@ -179,7 +199,8 @@ class Client {
   /// Leases and maps a model. The same generation again: the same mapping, counted; each Model returned is released on its own.
   /// kNotFound, kPermissionDenied, kUnavailable, kDeadlineExceeded (waiting), kInvalidArgument (not a name a model can have),
   /// kResourceExhausted (descriptors, address space), kCorruption (chunks or table are not what the daemon said), kUnavailable (no
-  /// driver, or a GPU that this process does not see: CUDA_VISIBLE_DEVICES), kUnsupported (this library was built without CUDA), kCuda.
+  /// driver, or a GPU that this process does not see: CUDA_VISIBLE_DEVICES), kUnsupported (this library was built without CUDA, or
+  /// without code for the GPU), kForked (in a child of a process that had models on a GPU), kLost (legacy: the owner is gone), kCuda.
   /// On failure the lease is given back at once.
   [[nodiscard]] Result<Model> acquire(std::string_view name, const AcquireOptions& options = {});
 
