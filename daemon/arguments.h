@@ -18,6 +18,7 @@ struct Arguments {
   int exit_code = 0;                                         // kSayAndExit
 };
 inline constexpr int kExitUsage = 2;
+inline constexpr int kExitNoGpu = 69;   // EX_UNAVAILABLE; the unit starts again: a driver may come later
 inline constexpr int kExitConfig = 78;  // EX_CONFIG; the unit does not restart on it
 
 [[nodiscard]] Arguments parse_arguments(int argc, const char* const* argv);

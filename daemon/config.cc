@@ -269,10 +269,14 @@ Status parse_model(const toml::node& node, const std::string& file, EffectiveCon
   ModelEntry entry;
   for (const auto& [key, value] : *table) {
     const std::string key_where = place(file, key.source()) + ": ";
-    std::string* target = key == "name" ? &entry.name : key == "path" ? &entry.path : key == "device" ? &entry.device : nullptr;
+    std::string* target = key == "name"        ? &entry.name
+                          : key == "path"      ? &entry.path
+                          : key == "device"    ? &entry.device
+                          : key == "transport" ? &entry.transport
+                                               : nullptr;
     if (target == nullptr) {
       return Status::invalid_argument(key_where + "unknown key " + in_quotes(key.str()) + " in [[model]]" +
-                                      suggestion(key.str(), {"name", "path", "device"}));
+                                      suggestion(key.str(), {"name", "path", "device", "transport"}));
     }
     const auto* text = value.as_string();
     if (text == nullptr) return Status::invalid_argument(key_where + "key '" + std::string(key.str()) + "' needs a string");
@@ -282,6 +286,9 @@ Status parse_model(const toml::node& node, const std::string& file, EffectiveCon
   if (entry.name.empty() || entry.path.empty()) return Status::invalid_argument(where + ": needs keys 'name' and 'path'");
   if (entry.name.size() > ipc::kMaxModelNameBytes || printable(entry.name, entry.name.size() + 1) != entry.name) {
     return Status::invalid_argument(where + ": bad model name " + in_quotes(entry.name));
+  }
+  if (entry.transport != "fd" && entry.transport != "legacy") {
+    return Status::invalid_argument(where + ": key 'transport' is " + in_quotes(entry.transport) + ", allowed are fd|legacy");
   }
   entry.path = absolute(entry.path, folder_of(file));
   for (const ModelEntry& other : config.values.models) {
@@ -476,6 +483,7 @@ std::string print_config(const EffectiveConfig& config) {
   for (const ModelEntry& model : config.values.models) {
     out += "\n[[model]]\nname = " + toml_string(model.name) + "\npath = " + toml_string(model.path) + "\n";
     if (!model.device.empty()) out += "device = " + toml_string(model.device) + "\n";
+    if (model.transport != "fd") out += "transport = " + toml_string(model.transport) + "\n";
   }
   return out;
 }

@@ -19,6 +19,7 @@ namespace weightd::daemon {
 
 struct ModelEntry {
   std::string name, path, device;  // path is absolute here; device may be empty: the only one
+  std::string transport = "fd";    // or "legacy"
   bool operator==(const ModelEntry&) const = default;
 };
 
@@ -46,6 +47,8 @@ struct Config {
   uint64_t loader_threads = 0;
   uint64_t load_stall_ms = 60'000;
   uint64_t max_jobs = 2;
+  uint64_t probe_timeout_ms = 10'000;
+  uint64_t nvml_timeout_ms = 2'000;
 
   uint64_t max_sessions = 1024;
   uint64_t max_requests_in_flight = 32;

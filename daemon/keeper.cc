@@ -17,6 +17,9 @@ namespace weightd::daemon {
 namespace {
 
 using boost::system::error_code;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kStopLimit{10'000};  // for processes that do not end even by force
 
 Registry::Limits registry_limits(const Config& config) {
   Registry::Limits limits;
@@ -49,14 +52,16 @@ Result<std::vector<UniqueFd>> duplicates(const ChunkSet& memory) {
   return fds;
 }
 
-Keeper::Keeper(boost::asio::io_context& io, Log& log, const Config& config, std::vector<Ledger::Device> devices,
-               Callbacks callbacks)
+Keeper::Keeper(boost::asio::io_context& io, Log& log, const Config& config, DeviceSet devices, Callbacks callbacks)
     : io_(io),
       log_(log),
       config_(config),
+      devices_(std::move(devices)),
       callbacks_(std::move(callbacks)),
-      registry_(Ledger(std::move(devices)), registry_limits(config)),
+      registry_(Ledger(devices_.devices), registry_limits(config)),
+      prober_(io),
       timer_(io),
+      stop_timer_(io),
       files_(1),
       reclaimer_(1) {}
 
@@ -70,7 +75,7 @@ void Keeper::set_config(const Config& config) {
   config_ = config;
   if (config.budget_bytes == old_budget || config.budget_bytes == 0) return;
   for (const auto& device : std::vector<Ledger::Device>(registry_.ledger().devices())) {
-    registry_.ledger().set_budget(device.uuid, config.budget_bytes);
+    registry_.ledger().set_budget(device.uuid, devices_.cuda() ? gpu_budget(config, device.total_bytes) : config.budget_bytes);
   }
 }
 
@@ -79,7 +84,7 @@ void Keeper::set_config(const Config& config) {
 void Keeper::load(const Ticket& ticket, const ipc::LoadRequest& request, bool any_path) {
   std::optional<Time> deadline;
   if (request.timeout_ms > 0) deadline = Clock::now() + std::chrono::milliseconds(request.timeout_ms);
-  const LoadCommand command{request.model, request.path, request.device, 0};
+  const LoadCommand command{request.model, request.path, request.device, 0, request.transport.empty() ? "fd" : request.transport};
   boost::asio::post(files_, [this, ticket, command, deadline, any_path, folders = config_.model_folders] {
     auto bundle = any_path ? open_model_anywhere(command.source) : open_model_below(folders, command.source);
     const auto opened = std::make_shared<Result<UniqueFd>>(std::move(bundle));
@@ -93,7 +98,14 @@ void Keeper::load(const Ticket& ticket, const ipc::LoadRequest& request, bool an
   });
 }
 
+/// Whether the device can serve it at all. Which device is meant, and whether it exists, the registry says.
+Status Keeper::check_place(const LoadCommand& command) const {
+  const auto place = registry_.resolve(command.model, command.device);
+  return place.ok() ? check_transport(devices_, place->device, command.transport) : Status();
+}
+
 void Keeper::begin_load(const Ticket& ticket, const LoadCommand& command, std::optional<Time> deadline, UniqueFd bundle) {
+  if (Status status = check_place(command); !status.ok()) return callbacks_.answer({ticket, std::move(status)});
   Effects effects;
   registry_.load(ticket, command, deadline, Clock::now(), effects);
   for (const GenerationId generation : effects.start) {
@@ -139,6 +151,11 @@ void Keeper::verify(const Ticket& ticket, const std::string& model) {
     callbacks_.scrubbed(ticket, generation.status());
     return;
   }
+  if (registry_.command(*generation)->transport != "fd") {
+    callbacks_.scrubbed(ticket, Status::unsupported("model '" + printable(model) +
+                                                    "' is on the legacy transport: its memory cannot be handed to a verifier"));
+    return;
+  }
   Job job;
   job.generation = *generation;
   job.ticket = ticket;
@@ -163,14 +180,15 @@ void Keeper::close_session(SessionId session, const Process& process, UniqueFd p
 
 // --- jobs ----------------------------------------------------------------------------------------------------------------
 
-LoaderJob::Options Keeper::loader_options() const {
-  return {config_.loader_path, std::chrono::milliseconds(config_.load_stall_ms)};
-}
+LoaderJob::Options Keeper::loader_options() const { return {config_.loader_path, milliseconds(config_.load_stall_ms)}; }
 
-ipc::Job Keeper::job_message() const {
+ipc::Job Keeper::job_message(GenerationId generation) const {
+  const LoadCommand* command = registry_.command(generation);
+  WEIGHTD_CHECK(command != nullptr);
   ipc::Job message;
-  message.backend = "host";
-  message.device = "host";
+  message.backend = devices_.backend;
+  message.device = command->device;
+  message.transport = command->transport;
   message.residency = "fast";
   message.chunk_bytes = config_.chunk_bytes;
   message.threads = static_cast<uint32_t>(config_.loader_threads);
@@ -195,7 +213,7 @@ void Keeper::start_jobs() {
 Status Keeper::start_load(JobId id, Job& job) {
   const LoadCommand* command = registry_.command(job.generation);
   WEIGHTD_CHECK(command != nullptr);
-  ipc::Job message = job_message();
+  ipc::Job message = job_message(job.generation);
   message.kind = ipc::LoadJob{};
   message.bundle_name = command->source;
   message.fd_count = 1;
@@ -208,28 +226,64 @@ Status Keeper::start_load(JobId id, Job& job) {
 
 LoaderJob::Callbacks Keeper::load_callbacks(JobId id, GenerationId generation) {
   LoaderJob::Callbacks callbacks;
-  callbacks.planned = [this, generation](const ipc::Planned& plan) {
-    refresh_available();
+  callbacks.planned = [this, generation](const ipc::Planned& plan) { on_planned(generation, plan); };
+  callbacks.progress = [this, generation](uint64_t bytes) { registry_.progress(generation, bytes); };
+  callbacks.uploaded = [this, generation] { registry_.uploaded(generation); };
+  callbacks.verified = [this, id, generation](ChunkSet memory) { on_verified(id, generation, std::move(memory)); };
+  callbacks.ended = [this, id, generation](const Status& status) { on_ended(id, generation, status); };
+  return callbacks;
+}
+
+void Keeper::on_planned(GenerationId generation, const ipc::Planned& plan) {
+  with_available(true, [this, generation, plan] {
+    if (registry_.command(generation) == nullptr) return;  // it ended meanwhile
     Effects effects;
     registry_.planned(generation, plan, effects);
     apply(std::move(effects));
-  };
-  callbacks.progress = [this, generation](uint64_t bytes) { registry_.progress(generation, bytes); };
-  callbacks.uploaded = [this, generation] { registry_.uploaded(generation); };
-  callbacks.verified = [this, generation](ChunkSet memory) {
+  });
+}
+
+void Keeper::on_verified(JobId id, GenerationId generation, ChunkSet memory) {
+  Effects effects;
+  registry_.verified(generation, std::move(memory), Clock::now(), effects);
+  const auto job = jobs_.find(id);
+  const bool owner = job != jobs_.end() && job->second.process && job->second.process->owns_memory();
+  if (owner && registry_.view(generation)) {
+    owners_.emplace(generation, std::move(job->second.process));
+    jobs_.erase(job);
+  } else if (owner) {
+    job->second.process->cancel(Status::cancelled("cancelled"));
+  }
+  apply(std::move(effects));
+  start_jobs();
+}
+
+void Keeper::on_ended(JobId id, GenerationId generation, const Status& status) {
+  if (jobs_.count(id) > 0)
+    end_job(id, status);
+  else
+    end_owner(generation, status);
+}
+
+/// ok: it was let go, so its memory is free now. Else it ended by itself, and the memory of its generation went with it.
+void Keeper::end_owner(GenerationId generation, const Status& status) {
+  owners_.erase(generation);
+  if (status.ok()) {
+    give_back(generation);
+  } else {
+    log_.error("generation " + std::to_string(generation) + " is lost: " + status.message());
     Effects effects;
-    registry_.verified(generation, std::move(memory), Clock::now(), effects);
+    registry_.owner_lost(generation, status.message(), effects);
     apply(std::move(effects));
-  };
-  callbacks.ended = [this, id](const Status& status) { end_job(id, status); };
-  return callbacks;
+  }
+  finish_stop();
 }
 
 Status Keeper::start_verify(JobId id, Job& job) {
   const auto view = registry_.view(job.generation);
   if (!view) return Status::cancelled("the model was unloaded meanwhile");
   WEIGHTD_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, duplicates(*view->memory));
-  ipc::Job message = job_message();
+  ipc::Job message = job_message(job.generation);
   message.kind = ipc::VerifyJob{view->memory->chunk_bytes, view->plan->arena_bytes};
   message.bundle_name = registry_.command(job.generation)->model;
   message.fd_count = static_cast<uint32_t>(fds.size());
@@ -259,18 +313,22 @@ void Keeper::end_job(JobId id, const Status& status) {
   const Job job = std::move(entry->second);
   jobs_.erase(entry);
   if (!job.verify) {
-    refresh_available();
-    Effects effects;
-    registry_.job_ended(job.generation, status, effects);
-    apply(std::move(effects));
+    with_available(registry_.awaits_room(), [this, generation = job.generation, status] {
+      Effects effects;
+      registry_.job_ended(generation, status, effects);
+      apply(std::move(effects));
+    });
   } else if (job.ticket.session != 0) {
     callbacks_.scrubbed(job.ticket, status.ok() ? Status::internal("the verifier ended without a result") : status);
   }
-  if (stopped_ && jobs_.empty()) {
-    boost::asio::post(io_, stopped_);
-    return;
-  }
+  finish_stop();
   start_jobs();
+}
+
+void Keeper::finish_stop() {
+  if (!stopped_ || !jobs_.empty() || !owners_.empty()) return;
+  stop_timer_.cancel();
+  boost::asio::post(io_, stopped_);
 }
 
 void Keeper::cancel_jobs(const std::function<bool(const Job&)>& which, const Status& why) {
@@ -293,10 +351,27 @@ void Keeper::stop(std::function<void()> done) {
   stopped_ = std::move(done);
   timer_.cancel();
   watches_.clear();
-  if (jobs_.empty())
-    boost::asio::post(io_, stopped_);
-  else
-    cancel_jobs([](const Job&) { return true; }, Status::cancelled("weightd is stopping"));
+  prober_.stop();
+  cancel_jobs([](const Job&) { return true; }, Status::cancelled("weightd is stopping"));
+  let_owners_go();
+  // A process that hangs in a driver cannot be waited for; it is not ours any more once this one has ended.
+  stop_timer_.expires_after(kStopLimit);
+  stop_timer_.async_wait([this](const error_code& error) {
+    if (error) return;
+    log_.error("stopping without " + std::to_string(jobs_.size() + owners_.size()) + " loaders that do not end");
+    stopped_();
+  });
+  finish_stop();
+}
+
+/// Memory of the legacy transport ends with its owner, and the owner with the daemon: whoever computes on it must know.
+void Keeper::let_owners_go() {
+  Effects effects;
+  for (const auto& [generation, owner] : owners_) {
+    registry_.owner_lost(generation, "weightd stopped, and memory of the legacy transport cannot outlive it", effects);
+    owner->let_go();
+  }
+  apply(std::move(effects));
 }
 
 // --- effects -------------------------------------------------------------------------------------------------------------
@@ -324,21 +399,72 @@ void Keeper::apply(Effects effects) {
 void Keeper::reclaim(Effects::Drop drop) {
   cancel_jobs([&](const Job& job) { return job.verify && job.generation == drop.generation; },
               Status::cancelled("the model was unloaded meanwhile"));
+  if (const auto owner = owners_.find(drop.generation); owner != owners_.end()) return owner->second->let_go();
   const auto memory = std::make_shared<ChunkSet>(std::move(drop.memory));
   boost::asio::post(reclaimer_, [this, memory, generation = drop.generation] {
     *memory = {};
-    boost::asio::post(io_, [this, generation] {
-      refresh_available();
-      Effects effects;
-      registry_.reclaimed(generation, effects);
-      apply(std::move(effects));
+    boost::asio::post(io_, [this, generation] { give_back(generation); });
+  });
+}
+
+void Keeper::give_back(GenerationId generation) {
+  with_available(registry_.awaits_room(), [this, generation] {
+    Effects effects;
+    registry_.reclaimed(generation, effects);
+    apply(std::move(effects));
+  });
+}
+
+void Keeper::with_available(bool needed, std::function<void()> next) {
+  if (!devices_.cuda()) {
+    const uint64_t available = host_memory().available_bytes;
+    registry_.ledger().set_available(std::string(kHostDevice), available > 0 ? std::optional<uint64_t>(available) : std::nullopt);
+    return next();
+  }
+  if (!needed || stopped_) return next();
+  probe([this, next = std::move(next)](const Result<ipc::ProbeReply>& reply) {
+    note_available(reply);
+    next();
+  });
+}
+
+/// A limit beside the budget; what the driver does not tell limits nothing, and then the allocation itself decides.
+void Keeper::note_available(const Result<ipc::ProbeReply>& reply) {
+  if (!reply.ok()) log_.warning("free memory of the GPUs is unknown: " + reply.status().message());
+  for (const auto& device : std::vector<Ledger::Device>(registry_.ledger().devices())) {
+    std::optional<uint64_t> free;
+    if (reply.ok()) {
+      for (const ipc::GpuSummary& gpu : reply->gpus) {
+        if (gpu.uuid == device.uuid && (gpu.nvml_known || gpu.free_bytes > 0)) free = gpu.free_bytes;
+      }
+    }
+    registry_.ledger().set_available(device.uuid, free);
+  }
+}
+
+void Keeper::probe(Prober::Answer answer) {
+  prober_.ask(config_.loader_path, false, milliseconds(config_.nvml_timeout_ms), std::move(answer));
+}
+
+void Keeper::inspect(std::function<void()> work, std::function<void()> done) {
+  boost::asio::post(files_, [this, work = std::move(work), done = std::move(done)] {
+    work();
+    boost::asio::post(io_, [this, done] {
+      if (!stopped_) done();
     });
   });
 }
 
-void Keeper::refresh_available() {
-  const uint64_t available = host_memory().available_bytes;
-  registry_.ledger().set_available("host", available > 0 ? std::optional<uint64_t>(available) : std::nullopt);
+std::map<std::string, uint64_t> Keeper::processes() const {
+  std::map<std::string, uint64_t> counts;
+  const auto count = [&](GenerationId generation) {
+    if (const LoadCommand* command = registry_.command(generation)) ++counts[command->device];
+  };
+  for (const auto& [id, job] : jobs_) {
+    if (job.process) count(job.generation);
+  }
+  for (const auto& [generation, owner] : owners_) count(generation);
+  return counts;
 }
 
 void Keeper::watch(const Process& process, UniqueFd pidfd) {

@@ -113,8 +113,7 @@ std::string Ledger::refusal(const std::string& uuid, uint64_t bytes, std::vector
       "needs " + human_bytes(bytes) + ", " + human_bytes(free) + " free of " + human_bytes(device->budget_bytes) + " on " + uuid;
   if (bytes > device->budget_bytes) return text + "; the budget is too small for it";
   if (bytes <= free) {
-    return text + "; but the operating system has only " + human_bytes(obtainable_bytes(uuid)) +
-           " available: other processes use it";
+    return text + "; but only " + human_bytes(obtainable_bytes(uuid)) + " of it is available there: other processes use the rest";
   }
   const auto chosen = choose(std::move(candidates), bytes - free);
   if (chosen.empty()) return text;

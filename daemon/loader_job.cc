@@ -2,6 +2,7 @@
 #include "daemon/loader_job.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/stat.h>
@@ -28,7 +29,10 @@ using Descriptor = boost::asio::posix::stream_descriptor;
 
 constexpr int kLoaderSocket = 3;  // where the loader finds its end
 constexpr uint32_t kMaxLoaderFrameBytes = 64U << 20;
+constexpr std::chrono::milliseconds kReapLimit{1'000};
 constexpr int kSealsOfChunks = F_SEAL_WRITE | F_SEAL_GROW | F_SEAL_SHRINK;
+
+bool is_legacy(const ipc::Job& job) { return job.transport == "legacy"; }
 
 /// Size of a descriptor that nobody can change any more.
 Result<uint64_t> sealed_size(const UniqueFd& fd, const std::string& what) {
@@ -42,15 +46,17 @@ Result<uint64_t> sealed_size(const UniqueFd& fd, const std::string& what) {
 
 Status protocol_error(const std::string& what) { return Status::internal("the loader " + what); }
 
+std::string how_it_ended(const siginfo_t& info) {
+  const std::string number = std::to_string(info.si_status);
+  if (info.si_code == CLD_EXITED) return "the loader ended with status " + number;
+  if (info.si_status == SIGKILL) return "the loader was killed (signal " + number + ")";
+  return "the loader was ended by signal " + number + " (" + ::strsignal(info.si_status) + ")";
+}
+
 Status exit_status(const siginfo_t& info) {
-  if (info.si_code == CLD_EXITED) {
-    return Status::internal("the loader ended with status " + std::to_string(info.si_status) + " before it was done");
-  }
-  const std::string name = std::to_string(info.si_status);
-  if (info.si_status == SIGKILL) {
-    return Status::resource_exhausted("the loader was killed (signal " + name + ") before it was done: out of memory?");
-  }
-  return Status::internal("the loader was ended by signal " + name + " (" + ::strsignal(info.si_status) + ") before it was done");
+  const std::string how = how_it_ended(info) + " before it was done";
+  if (info.si_code != CLD_EXITED && info.si_status == SIGKILL) return Status::resource_exhausted(how + ": out of memory?");
+  return Status::internal(how);
 }
 
 /// posix_spawn's attributes and file actions, destroyed with the scope.
@@ -78,14 +84,16 @@ LoaderJob::~LoaderJob() {
   if (descriptor_.is_open()) (void)descriptor_.release();
   if (pid_ <= 0) return;
   ::kill(pid_, SIGKILL);
-  while (::waitpid(pid_, nullptr, 0) < 0 && errno == EINTR) {
-  }
+  // A process that hangs in a driver does not end even so; it must not take this one along.
+  pollfd gone{exit_.native_handle(), POLLIN, 0};
+  (void)::poll(&gone, 1, static_cast<int>(kReapLimit.count()));
+  (void)::waitpid(pid_, nullptr, WNOHANG);
 }
 
 Result<std::shared_ptr<LoaderJob>> LoaderJob::start(boost::asio::io_context& io, const Options& options, const ipc::Job& job,
                                                     std::vector<UniqueFd> fds, Callbacks callbacks) {
   const std::shared_ptr<LoaderJob> self(new LoaderJob(io, options, std::move(callbacks)));
-  self->is_load_ = std::holds_alternative<ipc::LoadJob>(job.kind);
+  self->job_ = job;
   WEIGHTD_ASSIGN_OR_RETURN(auto sockets, ipc::socket_pair());
   ipc::ChannelOptions channel;
   channel.receive = {kMaxLoaderFrameBytes, ipc::kMaxFdsPerFrame};
@@ -112,7 +120,7 @@ Status LoaderJob::spawn(UniqueFd child_socket) {
   sigset_t none, ignored;
   ::sigemptyset(&none);
   ::sigemptyset(&ignored);
-  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) ::sigaddset(&ignored, number);
+  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2, SIGHUP}) ::sigaddset(&ignored, number);
   ::posix_spawnattr_setsigmask(&plan.attributes, &none);
   ::posix_spawnattr_setsigdefault(&plan.attributes, &ignored);
   ::posix_spawnattr_setpgroup(&plan.attributes, 0);
@@ -174,13 +182,34 @@ void LoaderJob::admit() {
 
 void LoaderJob::cancel(const Status& why) { fail(why); }
 
+void LoaderJob::let_go() {
+  if (!owner_ || let_go_) return;
+  let_go_ = true;
+  if (channel_) hang_up();
+  expect_exit();
+}
+
+/// It knows that it is over. One that stays nevertheless is ended by force.
+void LoaderJob::expect_exit() {
+  stall_timer_.expires_after(options_.stall);
+  stall_timer_.async_wait([self = shared_from_this()](const error_code& error) {
+    if (!error) self->kill();
+  });
+}
+
 /// The process is ended by force; its end is reported by on_exit().
 void LoaderJob::fail(const Status& why) {
-  if (failure_ || done_) return;
+  if (failure_ || (done_ && !owner_) || let_go_) return;
   failure_ = why;
   memory_ = {};
   hang_up();
-  if (pid_ > 0) ::kill(pid_, SIGKILL);
+  kill();
+}
+
+void LoaderJob::kill() {
+  if (pid_ <= 0) return;
+  killed_ = true;
+  ::kill(pid_, SIGKILL);
 }
 
 void LoaderJob::hang_up() {
@@ -194,11 +223,12 @@ void LoaderJob::on_exit(const siginfo_t& info) {
   // What it said before it ended still counts.
   while (channel_ && read_one()) {
   }
-  if (!failure_ && !done_) {
-    failure_ = exit_status(info);
+  if (!failure_ && (!done_ || (owner_ && !let_go_))) {
+    failure_ = owner_ ? Status::lost(how_it_ended(info)) : exit_status(info);
     memory_ = {};
   }
   if (channel_) hang_up();
+  stall_timer_.cancel();
   exit_.close();
   callbacks_.ended(failure_.value_or(Status()));
 }
@@ -251,6 +281,7 @@ bool LoaderJob::read_one() {
       fail(received.status().with_context("loader"));
     else
       hang_up();
+    if (!channel_ && owner_) expect_exit();
     return false;
   }
   if (!received->has_value()) return false;
@@ -278,11 +309,20 @@ void LoaderJob::handle(ipc::LoaderMessage message, std::vector<UniqueFd> fds) {
   } else if (const auto* error = std::get_if<Status>(&message.body)) {
     status = error->ok() ? protocol_error("reported a failure without a reason") : *error;
   } else if (auto* scrubbed = std::get_if<ipc::VerifiedReply>(&message.body)) {
-    if (is_load_)
+    if (done_ || !std::holds_alternative<ipc::VerifyJob>(job_.kind)) {
       status = protocol_error("answered a verification that nobody asked for");
-    else {
+    } else {
       done_ = true;
       callbacks_.scrubbed(std::move(*scrubbed));
+    }
+  } else if (auto* probed = std::get_if<ipc::ProbeReply>(&message.body)) {
+    if (done_ || !std::holds_alternative<ipc::ProbeJob>(job_.kind)) {
+      status = protocol_error("answered a probe that nobody asked for");
+    } else {
+      done_ = true;
+      hang_up();
+      expect_exit();
+      callbacks_.probed(std::move(*probed));
     }
   } else {
     status = protocol_error("sent a message that is not for the daemon");
@@ -291,7 +331,7 @@ void LoaderJob::handle(ipc::LoaderMessage message, std::vector<UniqueFd> fds) {
 }
 
 Status LoaderJob::on_planned(const ipc::Planned& plan) {
-  if (!is_load_ || plan_) return protocol_error("sent a plan out of turn");
+  if (!std::holds_alternative<ipc::LoadJob>(job_.kind) || plan_) return protocol_error("sent a plan out of turn");
   if (plan.content_id.empty() || plan.resident_bytes < plan.arena_bytes) return protocol_error("sent an impossible plan");
   plan_ = plan;
   expect_progress();
@@ -300,16 +340,20 @@ Status LoaderJob::on_planned(const ipc::Planned& plan) {
 }
 
 Status LoaderJob::on_chunks(uint32_t count, std::vector<UniqueFd> fds) {
-  if (!admitted_ || count == 0 || fds.size() != count || memory_.chunks.size() + count > plan_->chunk_count) {
+  if (!admitted_ || done_ || is_legacy(job_) || count == 0 || fds.size() != count ||
+      memory_.chunks.size() + count > plan_->chunk_count) {
     return protocol_error("sent chunks out of turn");
   }
   for (UniqueFd& fd : fds) {
-    WEIGHTD_ASSIGN_OR_RETURN(const uint64_t bytes, sealed_size(fd, "a chunk"));
-    held_bytes_ += bytes;
-    if (bytes > plan_->resident_bytes || held_bytes_ > plan_->resident_bytes)
-      return protocol_error("sent more than it had planned");
+    // Chunks of a GPU have no size that their descriptor tells: the final report does.
+    if (job_.backend == "host") {
+      WEIGHTD_ASSIGN_OR_RETURN(const uint64_t bytes, sealed_size(fd, "a chunk"));
+      held_bytes_ += bytes;
+      if (bytes > plan_->resident_bytes || held_bytes_ > plan_->resident_bytes)
+        return protocol_error("sent more than it had planned");
+      memory_.chunk_bytes.push_back(bytes);
+    }
     memory_.chunks.push_back(std::move(fd));
-    memory_.chunk_bytes.push_back(bytes);
   }
   expect_progress();
   send({ipc::Received{static_cast<uint32_t>(memory_.chunks.size())}});
@@ -317,22 +361,44 @@ Status LoaderJob::on_chunks(uint32_t count, std::vector<UniqueFd> fds) {
   return {};
 }
 
-Status LoaderJob::on_verified(const ipc::LoadResult& result, std::vector<UniqueFd> fds) {
-  if (!admitted_ || fds.size() != 1 || memory_.chunks.size() != plan_->chunk_count)
-    return protocol_error("reported success out of turn");
-  if (result.chunk_bytes != memory_.chunk_bytes || held_bytes_ != plan_->resident_bytes) {
+/// What the loader reports against what it planned and what was received.
+Status LoaderJob::check_memory(const ipc::LoadResult& result) const {
+  if (is_legacy(job_) != !result.ipc_handle.empty()) return protocol_error("reported success for another transport");
+  if (!is_legacy(job_) && result.chunk_bytes.size() != memory_.chunks.size()) {
+    return protocol_error("sent another number of chunks than it says");
+  }
+  if (job_.backend == "host" && result.chunk_bytes != memory_.chunk_bytes) {
     return protocol_error("sent chunks of other sizes than it says");
   }
+  uint64_t total = 0;
+  for (const uint64_t bytes : result.chunk_bytes) {
+    if (bytes == 0 || bytes > plan_->resident_bytes - total) return protocol_error("reported chunks of impossible sizes");
+    total += bytes;
+  }
+  if (total != plan_->resident_bytes) return protocol_error("reported chunks of another size than it had planned");
+  return {};
+}
+
+Status LoaderJob::on_verified(const ipc::LoadResult& result, std::vector<UniqueFd> fds) {
+  const size_t expected_chunks = is_legacy(job_) ? 0 : plan_ ? plan_->chunk_count : 0;
+  if (!admitted_ || done_ || fds.size() != 1 || memory_.chunks.size() != expected_chunks) {
+    return protocol_error("reported success out of turn");
+  }
+  WEIGHTD_RETURN_IF_ERROR(check_memory(result));
   WEIGHTD_ASSIGN_OR_RETURN(const uint64_t table_bytes, sealed_size(fds.front(), "a table"));
   if (table_bytes != result.table_bytes || table_bytes > ipc::kMaxTableBytes)
     return protocol_error("sent a table of another size than it says");
+  memory_.chunk_bytes = result.chunk_bytes;
   memory_.table = std::move(fds.front());
   memory_.table_bytes = table_bytes;
+  memory_.ipc_handle = result.ipc_handle;
   done_ = true;
+  owner_ = is_legacy(job_);
   stall_timer_.cancel();
-  callbacks_.verified(std::move(memory_));
+  ChunkSet memory = std::move(memory_);
   memory_ = {};
-  hang_up();
+  callbacks_.verified(std::move(memory));
+  if (!owner_) hang_up();
   return {};
 }
 

@@ -37,6 +37,7 @@ class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
     std::function<void()> uploaded;  // all chunks are held
     std::function<void(ChunkSet)> verified;
     std::function<void(ipc::VerifiedReply)> scrubbed;
+    std::function<void(ipc::ProbeReply)> probed;
     std::function<void(const Status&)> ended;  // once, after the process is gone: ok, or why it failed
   };
   [[nodiscard]] static Result<std::shared_ptr<LoaderJob>> start(boost::asio::io_context& io, const Options& options,
@@ -44,11 +45,16 @@ class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
                                                                 Callbacks callbacks);
   LoaderJob(const LoaderJob&) = delete;
   LoaderJob& operator=(const LoaderJob&) = delete;
-  ~LoaderJob();  // a process that still runs is killed and waited for
+  ~LoaderJob();  // a process that still runs is killed, and waited for within reason
 
   void admit();
   void cancel(const Status& why);
+  /// After `verified` of a load for the legacy transport the process stays, as the owner of the memory. This lets it go: it ends, and
+  /// is ended by force if it has not within the stall limit; then comes `ended`, ok. When it ends by itself: `ended` with the reason.
+  [[nodiscard]] bool owns_memory() const { return owner_; }
+  void let_go();
   [[nodiscard]] pid_t pid() const { return pid_; }
+  [[nodiscard]] bool killed() const { return pid_ > 0 && killed_; }  // and not yet gone
 
  private:
   LoaderJob(boost::asio::io_context& io, const Options& options, Callbacks callbacks);
@@ -61,17 +67,21 @@ class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
   Status on_planned(const ipc::Planned& plan);
   Status on_chunks(uint32_t count, std::vector<UniqueFd> fds);
   Status on_verified(const ipc::LoadResult& result, std::vector<UniqueFd> fds);
+  [[nodiscard]] Status check_memory(const ipc::LoadResult& result) const;
   void fail(const Status& why);
   void hang_up();
+  void kill();
   void wait_for_exit();
   void on_exit(const siginfo_t& info);
   void expect_progress();
+  void expect_exit();
 
   boost::asio::io_context& io_;
   Options options_;
   Callbacks callbacks_;
   pid_t pid_ = 0;
-  bool is_load_ = false;
+  ipc::Job job_;
+  bool owner_ = false, let_go_ = false, killed_ = false;
   std::unique_ptr<ipc::Channel> channel_;
   boost::asio::posix::stream_descriptor descriptor_;  // borrows the channel's socket for waiting
   boost::asio::posix::stream_descriptor exit_;        // the child's pidfd

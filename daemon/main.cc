@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // weightd: keeps weights resident and lends them out. Exit status: 0 stopped as asked; 1 failed; 2 wrong command line;
-// 78 wrong configuration.
+// 69 backend "cuda" and no usable GPU; 78 wrong configuration.
 #include <fcntl.h>
 #include <signal.h>
 #include <unistd.h>
@@ -53,7 +53,8 @@ Result<EffectiveConfig> read_config(const Arguments& arguments) {
 Status settle_loader(Config& config) {
   if (config.loader_path.empty()) {
     const std::string beside = own_folder() + "/weightd-loader";
-    config.loader_path = ::access(beside.c_str(), X_OK) == 0 ? beside : own_folder() + "/" WEIGHTD_LIBEXEC_FROM_SBIN "/weightd-loader";
+    config.loader_path =
+        ::access(beside.c_str(), X_OK) == 0 ? beside : own_folder() + "/" WEIGHTD_LIBEXEC_FROM_SBIN "/weightd-loader";
   }
   if (::access(config.loader_path.c_str(), X_OK) == 0) return {};
   return Status::not_found("key 'loader_path': '" + config.loader_path + "' is not a program that can be started");
@@ -70,7 +71,8 @@ int serve(EffectiveConfig config, const Arguments& arguments) {
   auto log = Log::open(config.values.log_target, log_level_from_name(config.values.log_level));
   if (!log.ok()) return fail(log.status(), kExitConfig);
   // A peer that went away is an error of one write; and nobody's stray signal ends the service.
-  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2}) ::signal(number, SIG_IGN);
+  // SIGHUP until the server listens to it.
+  for (const int number : {SIGPIPE, SIGUSR1, SIGUSR2, SIGHUP}) ::signal(number, SIG_IGN);
   ::signal(SIGCHLD, SIG_DFL);  // an inherited SIG_IGN would reap the loaders unseen
   raise_fd_limit();
   const auto reload = [&arguments]() -> Result<EffectiveConfig> {
@@ -82,6 +84,7 @@ int serve(EffectiveConfig config, const Arguments& arguments) {
   if (!server.ok()) {
     log->error(server.status().message());
     const StatusCode code = server.status().code();
+    if (code == StatusCode::kUnavailable) return kExitNoGpu;
     return code == StatusCode::kInvalidArgument || code == StatusCode::kUnsupported || code == StatusCode::kNotFound ? kExitConfig
                                                                                                                      : 1;
   }

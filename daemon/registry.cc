@@ -192,6 +192,10 @@ Status Registry::why_not_published(const std::string& model, const Place& place)
   if (find(model, place, State::kDraining)) {
     return Status::failed_precondition("model " + in_quotes(model) + " is draining: it gets no new leases");
   }
+  if (find(model, place, State::kLost)) {
+    return Status::lost("the memory of model " + in_quotes(model) +
+                        " is gone: the process that owned it ended (legacy transport); unload the model and load it again");
+  }
   if (find(model, place, State::kFailed)) return Status::not_found("no model " + in_quotes(model) + ": its load failed");
   return Status::not_found("no model " + in_quotes(model));
 }
@@ -223,7 +227,9 @@ std::optional<Answer> Registry::try_acquire(const Ticket& ticket, const ipc::Acq
     }
     if (published) return Answer{ticket, Status::not_found("model " + in_quotes(request.model) + " has other content now")};
   }
-  if (waiting) return std::nullopt;
+  // Nobody brings back what is lost unless somebody loads it again.
+  const bool hopeless = find(request.model, *place, State::kLost) && !find_loading(request.model, *place);
+  if (waiting && !hopeless) return std::nullopt;
   return Answer{ticket, why_not_published(request.model, *place)};
 }
 
@@ -290,6 +296,12 @@ void Registry::load(const Ticket& ticket, const LoadCommand& command, std::optio
         {ticket, Status::already_exists("model " + in_quotes(command.model) + " is being loaded from another file")});
     return;
   }
+  if (loading && generations_.at(*loading).command.transport != command.transport) {
+    effects.answers.push_back(
+        {ticket, Status::already_exists("model " + in_quotes(command.model) + " is being loaded for the other transport (" +
+                                        generations_.at(*loading).command.transport + ")")});
+    return;
+  }
   if (!loading) {
     forget_failures(command.model, *place);
     loading = next_generation_++;
@@ -322,6 +334,13 @@ void Registry::planned(GenerationId id, const ipc::Planned& plan, Effects& effec
   const auto published = find(generation.command.model, generation.command.place(), State::kPublished);
   if (!published) return try_admit(id, effects);
   const std::string& resident_id = generations_.at(*published).plan->content_id;
+  const std::string& transport = generations_.at(*published).command.transport;
+  if (resident_id == plan.content_id && transport != generation.command.transport) {
+    return refuse_load(id,
+                       Status::already_exists("model " + in_quotes(generation.command.model) + " is published for the transport " +
+                                              transport + ": unload it first, or load under another name"),
+                       false, effects);
+  }
   if (resident_id == plan.content_id) {
     answer_loads(id, Loaded{summary(*published)}, effects);
     return cancel_load(id, {}, effects);
@@ -413,10 +432,12 @@ void Registry::verified(GenerationId id, ChunkSet memory, Time now, Effects& eff
   move(generation, State::kPublished);
   generation.progress_bytes = generation.plan->resident_bytes;
   ledger_.set_phase(id, Ledger::Phase::kOwned);
+  const LoadCommand command = generation.command;
   const ipc::ModelSummary model = summary(id);
   effects.notices.push_back({Notice::Kind::kPublished, id, model, {}});
   answer_loads(id, Loaded{model}, effects);
   serve_acquire_waiters(now, effects);
+  forget_lost(command.model, command.place(), effects);
 }
 
 void Registry::job_ended(GenerationId id, const Status& status, Effects& effects) {
@@ -456,6 +477,34 @@ void Registry::forget_oldest_failures() {
   });
 }
 
+void Registry::owner_lost(GenerationId id, const std::string& why, Effects& effects) {
+  const auto entry = generations_.find(id);
+  if (entry == generations_.end() || !resident(entry->second.state)) return;
+  Generation& generation = entry->second;
+  generation.unwanted = generation.state == State::kDraining;
+  move(generation, State::kLost);
+  generation.failure = Status::lost(why);
+  generation.memory = {};
+  ledger_.release(id);
+  Notice notice{Notice::Kind::kLost, id, summary(id), {}};
+  for (const auto& [lease_id, lease] : leases_) {
+    if (lease.generation == id && lease.session != 0) notice.sessions.insert(lease.session);
+  }
+  effects.notices.push_back(std::move(notice));
+  free_if_unused(id, effects);
+  retry_admissions(effects);
+}
+
+void Registry::forget_lost(const std::string& model, const Place& place, Effects& effects) {
+  std::vector<GenerationId> lost;
+  for (auto& [id, generation] : generations_) {
+    if (generation.state != State::kLost || generation.command.model != model || generation.command.place() != place) continue;
+    generation.unwanted = true;
+    lost.push_back(id);
+  }
+  for (const GenerationId id : lost) free_if_unused(id, effects);
+}
+
 // --- unload --------------------------------------------------------------------------------------------------------------
 
 void Registry::unload(const Ticket& ticket, const std::string& model, const std::string& device, Time deadline, Time now,
@@ -481,9 +530,12 @@ void Registry::unload(const Ticket& ticket, const std::string& model, const std:
   unload_waiters_.push_back(std::move(waiter));
   for (const GenerationId id : targets) {
     const State state = generations_.at(id).state;
-    if (state == State::kPublished)
+    if (state == State::kPublished) {
       drain(id, effects);
-    else if (in_progress(state)) {
+    } else if (state == State::kLost) {
+      generations_.at(id).unwanted = true;
+      free_if_unused(id, effects);
+    } else if (in_progress(state)) {
       generations_.at(id).failure = {};  // refused already, but not to be remembered any more
       cancel_load(id, Status::cancelled("the load of model " + in_quotes(model) + " was cancelled by an unload"), effects);
     }
@@ -503,9 +555,12 @@ void Registry::drain(GenerationId id, Effects& effects) {
 
 void Registry::free_if_unused(GenerationId id, Effects& effects) {
   const auto entry = generations_.find(id);
-  if (entry == generations_.end() || entry->second.state != State::kDraining) return;
+  if (entry == generations_.end()) return;
+  const bool lost = entry->second.state == State::kLost && entry->second.unwanted;
+  if (!lost && entry->second.state != State::kDraining) return;
   const auto [held, orphaned] = lease_counts(id);
   if (held + orphaned > 0) return;
+  if (lost) return gone(id, 0, effects);
   move(entry->second, State::kFreed);
   ledger_.set_phase(id, Ledger::Phase::kEnding);
   effects.drop.push_back({id, std::move(entry->second.memory)});
@@ -601,7 +656,7 @@ ipc::ModelSummary Registry::summary(GenerationId id) const {
   summary.state = generation.state;
   summary.device = generation.command.device;
   summary.shard = generation.command.shard;
-  summary.transport = "fd";
+  summary.transport = generation.command.transport;
   summary.residency = "fast";
   summary.source = generation.command.source;
   summary.progress_bytes = generation.progress_bytes;
@@ -612,6 +667,7 @@ ipc::ModelSummary Registry::summary(GenerationId id) const {
     summary.logical_bytes = generation.plan->logical_bytes;
     summary.resident_bytes = generation.plan->resident_bytes;
     summary.tensor_count = generation.plan->tensor_count;
+    summary.encodings = generation.plan->encodings;
   }
   const auto [held, orphaned] = lease_counts(id);
   summary.lease_count = held;
@@ -640,7 +696,7 @@ ipc::LeaseSummary Registry::lease_summary(LeaseId id, const Lease& lease, Time n
   summary.command = lease.holder.command;
   summary.age_ms =
       static_cast<uint64_t>(std::max<int64_t>(0, std::chrono::duration_cast<std::chrono::milliseconds>(now - lease.since).count()));
-  summary.bytes = generation.plan->resident_bytes;
+  summary.bytes = generation.state == State::kLost ? 0 : generation.plan->resident_bytes;
   summary.orphan = lease.session == 0;
   summary.device = generation.command.device;
   return summary;
@@ -658,6 +714,11 @@ std::vector<ipc::LeaseSummary> Registry::holders(const std::set<GenerationId>& g
     if (generations.count(lease.generation) > 0) summaries.push_back(lease_summary(id, lease, now));
   }
   return summaries;
+}
+
+bool Registry::awaits_room() const {
+  return std::any_of(generations_.begin(), generations_.end(),
+                     [](const auto& entry) { return entry.second.awaits_room && !entry.second.cancelled; });
 }
 
 std::vector<ipc::DeviceSummary> Registry::devices() const {
@@ -680,6 +741,8 @@ std::vector<ipc::DeviceSummary> Registry::devices() const {
         summary.leased_bytes += bytes;
       else if (orphaned > 0)
         summary.orphan_bytes += bytes;
+      else
+        summary.fd_only_bytes += bytes;
       if (generation.state == State::kDraining) summary.draining_bytes += bytes;
     }
     summaries.push_back(std::move(summary));

@@ -24,12 +24,14 @@ using Time = Clock::time_point;
 using SessionId = uint64_t;  // 0: the daemon itself
 using LeaseId = uint64_t;
 
-/// The memory of one generation: a handle per chunk, and the table. The registry moves it about and never looks at the handles.
+/// The memory of one generation: a handle per chunk, and the table. Legacy transport: no descriptors of chunks but an IPC handle to
+/// the one allocation, which a process owns. The registry moves it about and never looks at the handles.
 struct ChunkSet {
   std::vector<UniqueFd> chunks;
   std::vector<uint64_t> chunk_bytes;
   UniqueFd table;
   uint64_t table_bytes = 0;
+  std::vector<std::byte> ipc_handle;
 };
 
 struct Process {
@@ -66,7 +68,7 @@ struct Answer {
 };
 
 struct Notice {
-  enum class Kind { kPublished, kDrainRequested };
+  enum class Kind { kPublished, kDrainRequested, kLost };
   Kind kind{};
   GenerationId generation = 0;
   ipc::ModelSummary model;
@@ -98,6 +100,7 @@ struct Place {
 struct LoadCommand {
   std::string model, source, device;
   uint32_t shard = 0;
+  std::string transport = "fd";  // or "legacy"
   [[nodiscard]] Place place() const { return {device, shard}; }
 };
 
@@ -119,7 +122,8 @@ class Registry {
   [[nodiscard]] bool has_orphans(const Process& process) const;
 
   /// Answers Granted, or: kNotFound (no such model, or not with that content), kFailedPrecondition (not published, and not
-  /// waiting), kDeadlineExceeded, kResourceExhausted (too many leases), kInvalidArgument (which device?). With a content id it
+  /// waiting), kLost (its memory is gone and nothing loads it again), kDeadlineExceeded, kResourceExhausted (too many leases),
+  /// kInvalidArgument (which device?). With a content id it
   /// grants that content only: a draining generation only to a process that has an orphan on it, and that orphan becomes the lease.
   void acquire(const Ticket& ticket, const ipc::AcquireRequest& request, Time now, Effects& effects);
   /// Answers Released, also for a lease that has ended. kNotFound: not a lease of this session.
@@ -139,7 +143,11 @@ class Registry {
   /// The job is over and its process gone; `status` says why unless it verified.
   void job_ended(GenerationId generation, const Status& status, Effects& effects);
 
-  /// Takes the model out of service: published drains, loading is cancelled. Answers UnloadedReply when all of it is gone, or at
+  /// Legacy transport: the process that owns the memory of a published or draining generation is gone, and the memory with it. Leases
+  /// stand until they are released; the generation stays as lost until an unload, or until the same name is published again there.
+  void owner_lost(GenerationId generation, const std::string& why, Effects& effects);
+
+  /// Takes the model out of service: published drains, loading is cancelled, lost is forgotten after its last lease. Answers UnloadedReply when all of it is gone, or at
   /// the deadline with who holds it. kNotFound: nothing of that name.
   void unload(const Ticket& ticket, const std::string& model, const std::string& device, Time deadline, Time now, Effects& effects);
   void reclaimed(GenerationId generation, Effects& effects);
@@ -154,12 +162,16 @@ class Registry {
     const ipc::Planned* plan = nullptr;
   };
   [[nodiscard]] std::optional<View> view(GenerationId generation) const;  // published or draining only
+  /// Where a request for `model` on `device` (may be empty) goes. kNotFound: no such device; kInvalidArgument: which one?
+  [[nodiscard]] Result<Place> resolve(const std::string& model, const std::string& device) const;
   [[nodiscard]] Result<GenerationId> published(const std::string& model, const std::string& device) const;
   [[nodiscard]] const LoadCommand* command(GenerationId generation) const;
   [[nodiscard]] ipc::ModelSummary summary(GenerationId generation) const;
   [[nodiscard]] std::vector<ipc::ModelSummary> models() const;
   [[nodiscard]] std::vector<ipc::LeaseSummary> leases(Time now) const;
   [[nodiscard]] std::vector<ipc::DeviceSummary> devices() const;
+  /// Whether a load waits until something that is ending has given its memory back.
+  [[nodiscard]] bool awaits_room() const;
   [[nodiscard]] uint32_t session_count() const { return static_cast<uint32_t>(sessions_.size()); }
   [[nodiscard]] uint32_t lease_count() const { return static_cast<uint32_t>(leases_.size()); }
   [[nodiscard]] Ledger& ledger() { return ledger_; }
@@ -172,6 +184,7 @@ class Registry {
     State state = State::kLoading;
     bool cancelled = false;  // no longer wanted; waits for the end of its job
     bool awaits_room = false;
+    bool unwanted = false;   // lost, and forgotten once its last lease ends
     std::optional<ipc::Planned> plan;
     uint64_t progress_bytes = 0;
     Status failure;
@@ -201,7 +214,6 @@ class Registry {
     Time deadline;
   };
 
-  Result<Place> resolve(const std::string& model, const std::string& device) const;
   std::optional<GenerationId> find(const std::string& model, const Place& place, State state) const;
   std::optional<GenerationId> find_loading(const std::string& model, const Place& place) const;
   std::pair<uint32_t, uint32_t> lease_counts(GenerationId generation) const;  // held by sessions, by orphans
@@ -224,6 +236,7 @@ class Registry {
   void refuse_load(GenerationId id, const Status& why, bool remember, Effects& effects);
   void drain(GenerationId id, Effects& effects);
   void free_if_unused(GenerationId id, Effects& effects);
+  void forget_lost(const std::string& model, const Place& place, Effects& effects);
   void gone(GenerationId id, uint64_t freed_bytes, Effects& effects);
   bool forget_failures(const std::string& model, const Place& place);
   void forget_oldest_failures();

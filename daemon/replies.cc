@@ -19,7 +19,9 @@ Status bounded(const Status& status) { return status.ok() ? status : Status(stat
 
 ipc::ModelSummary for_worker(ipc::ModelSummary model) {
   model.source.clear();
-  model.failure = model.failure.empty() ? "" : "the load failed";
+  if (!model.failure.empty()) {
+    model.failure = model.state == ipc::GenerationState::kLost ? "the process that owned its memory ended" : "the load failed";
+  }
   return model;
 }
 

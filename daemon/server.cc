@@ -2,18 +2,23 @@
 #include "daemon/server.h"
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/signal_set.hpp>
+#include <boost/asio/steady_timer.hpp>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "base/text.h"
 #include "base/version.h"
 #include "daemon/access.h"
+#include "daemon/devices.h"
+#include "daemon/doctor.h"
 #include "daemon/keeper.h"
 #include "daemon/machine.h"
 #include "daemon/notify.h"
@@ -27,22 +32,10 @@ namespace {
 
 using boost::system::error_code;
 
-constexpr std::string_view kHostDevice = "host";
 constexpr int kComplaintsPerSecond = 5;  // log lines about peers
-constexpr uint64_t kHostBudgetPercent = 80;
 
 enum class Role { kData, kControl };
 std::string_view role_name(Role role) { return role == Role::kData ? "data" : "control"; }
-
-Ledger::Device host_device(const Config& config) {
-  const HostMemory memory = host_memory();
-  Ledger::Device device;
-  device.uuid = kHostDevice;
-  device.name = cpu_name();
-  device.total_bytes = memory.total_bytes;
-  device.budget_bytes = config.budget_bytes > 0 ? config.budget_bytes : memory.available_bytes / 100 * kHostBudgetPercent;
-  return device;
-}
 
 SessionLimits session_limits(const Config& config) {
   SessionLimits limits;
@@ -88,12 +81,12 @@ std::string join(const std::vector<std::string>& words) {
 
 class Server::State {
  public:
-  State(const EffectiveConfig& config, Log& log, Reload reload)
+  State(const EffectiveConfig& config, Log& log, Reload reload, DeviceSet devices)
       : log_(log),
         reload_(std::move(reload)),
         config_(config.values),
         signals_(io_, SIGTERM, SIGINT, SIGHUP),
-        keeper_(io_, log, config.values, {host_device(config.values)},
+        keeper_(io_, log, config.values, std::move(devices),
                 {[this](Answer&& answer) { on_answer(std::move(answer)); },
                  [this](const Ticket& ticket, Result<ipc::VerifiedReply>&& reply) { on_scrubbed(ticket, std::move(reply)); },
                  [this](const Notice& notice) { on_notice(notice); }}) {}
@@ -111,6 +104,7 @@ class Server::State {
     std::shared_ptr<Session> session;
   };
 
+  void hold_gpus();
   Status listen(Role role, const std::string& path, uint64_t mode, const std::string& group, const std::string& automatic);
   void accept(Role role, UniqueFd socket);
   Status admit(Role role, const ipc::Peer& peer) const;
@@ -126,6 +120,10 @@ class Server::State {
   void on_granted(const Ticket& ticket, const Granted& granted);
   void on_desired(const Ticket& ticket, const Status& outcome);
   void log_outcome(const Answer& answer);
+
+  void on_memory(const Ticket& ticket);
+  void on_doctor(const Ticket& ticket);
+  DoctorFacts doctor_facts() const;
 
   ipc::HelloReply hello() const;
   ipc::StatusReply status() const;
@@ -147,6 +145,7 @@ class Server::State {
   boost::asio::io_context io_{1};
   boost::asio::signal_set signals_;
   Keeper keeper_;
+  std::map<std::string, Result<UniqueFd>> held_gpus_;  // by UUID: device files, for as long as this process lives
   std::vector<std::unique_ptr<ipc::Endpoint>> endpoints_;
   std::map<SessionId, Client> clients_;
   std::map<Ticket, std::string> commands_;  // what administrators asked for and is not answered yet, for the log
@@ -161,19 +160,34 @@ class Server::State {
 
 Status Server::State::open() {
   WEIGHTD_ASSIGN_OR_RETURN(access_, make_access(config_));
-  // Only admission of the environment is decided here; nothing is loaded on a GPU without saying so.
-  if (config_.backend == "cuda") {
-    return Status::unsupported("backend 'cuda': this build has no GPU support; use backend = \"host\", or \"auto\"");
-  }
+  hold_gpus();
   WEIGHTD_RETURN_IF_ERROR(listen(Role::kData, config_.data_socket, config_.data_socket_mode, config_.data_socket_group, "weightd"));
   WEIGHTD_RETURN_IF_ERROR(
       listen(Role::kControl, config_.control_socket, config_.control_socket_mode, config_.control_socket_group, "weightd-admin"));
-  const Ledger::Device& device = keeper_.registry().ledger().devices().front();
-  log_.info("weightd " + std::string(build_id()) + " started: backend host" +
-            (config_.backend == "auto" ? " (auto: this build has no GPU support)" : "") + ", budget " +
-            human_bytes(device.budget_bytes) + ", workers at " + printable(config_.data_socket) + ", administrators at " +
-            printable(config_.control_socket));
+  const DeviceSet& devices = keeper_.devices();
+  std::string budgets;
+  for (const Ledger::Device& device : devices.devices) {
+    budgets += (budgets.empty() ? "" : ", ") + human_bytes(device.budget_bytes) + " on " + printable(device.uuid, 80);
+  }
+  log_.info("weightd " + std::string(build_id()) + " started: backend " + devices.backend +
+            (devices.why.empty() ? "" : " (" + devices.why + ")") + ", budget " + budgets + ", workers at " +
+            printable(config_.data_socket) + ", administrators at " + printable(config_.control_socket));
   return {};
+}
+
+/// Without persistence mode a GPU forgets its memory when the last process lets go of it; this one does not.
+void Server::State::hold_gpus() {
+  if (!keeper_.devices().cuda()) return;
+  for (const Ledger::Device& device : keeper_.devices().devices) {
+    const ipc::GpuSummary* gpu = keeper_.devices().gpu(device.uuid);
+    Result<UniqueFd> held = hold_gpu(gpu == nullptr ? -1 : gpu->minor);
+    if (!held.ok()) {
+      log_.warning(printable(device.uuid, 80) + ": its device file is not held open: " + held.status().message() +
+                   (gpu != nullptr && gpu->persistence == 1 ? "; persistence mode is on"
+                                                            : "; weights may be lost while no process uses it"));
+    }
+    held_gpus_.emplace(device.uuid, std::move(held));
+  }
 }
 
 Status Server::State::listen(Role role, const std::string& path, uint64_t mode, const std::string& group,
@@ -366,6 +380,10 @@ void Server::State::handle(SessionId id, Client& client, ipc::Request&& request)
     reply(ticket, {request.id, ipc::LeasesReply{bounded(keeper_.registry().leases(Clock::now()))}});
   } else if (const auto* verify = std::get_if<ipc::VerifyRequest>(&request.body)) {
     keeper_.verify(ticket, verify->model);
+  } else if (std::holds_alternative<ipc::MemoryRequest>(request.body)) {
+    on_memory(ticket);
+  } else if (std::holds_alternative<ipc::DoctorRequest>(request.body)) {
+    on_doctor(ticket);
   } else {
     reply(ticket, {request.id, ipc::VersionReply{hello()}});
   }
@@ -423,6 +441,7 @@ void Server::State::on_granted(const Ticket& ticket, const Granted& granted) {
   acquired.arena_bytes = view->plan->arena_bytes;
   acquired.chunk_bytes = view->memory->chunk_bytes;
   acquired.table_bytes = view->memory->table_bytes;
+  acquired.ipc_handle = view->memory->ipc_handle;
   auto fds = duplicates(*view->memory);
   if (!fds.ok()) {
     keeper_.take_back(granted.lease);
@@ -441,6 +460,10 @@ void Server::State::on_scrubbed(const Ticket& ticket, Result<ipc::VerifiedReply>
 
 void Server::State::on_notice(const Notice& notice) {
   const bool published = notice.kind == Notice::Kind::kPublished;
+  if (notice.kind == Notice::Kind::kLost) {
+    log_.error("model '" + printable(notice.model.name) + "' is lost: generation " + std::to_string(notice.generation) + ", " +
+               std::to_string(notice.sessions.size()) + " connections hold it; unload it and load it again");
+  }
   if (published) {
     log_.info("model '" + printable(notice.model.name) + "' published: generation " + std::to_string(notice.generation) + ", " +
               human_bytes(notice.model.resident_bytes) + " resident for " + human_bytes(notice.model.logical_bytes) + ", content " +
@@ -449,6 +472,8 @@ void Server::State::on_notice(const Notice& notice) {
   ipc::EventReply event;
   if (published)
     event.event = ipc::PublishedEvent{for_worker(notice.model)};
+  else if (notice.kind == Notice::Kind::kLost)
+    event.event = ipc::LostEvent{for_worker(notice.model)};
   else
     event.event = ipc::DrainRequestedEvent{for_worker(notice.model)};
   for (auto& [id, client] : clients_) {
@@ -456,10 +481,86 @@ void Server::State::on_notice(const Notice& notice) {
   }
 }
 
+// --- what the driver and the machine say ----------------------------------------------------------------------------------
+
+void Server::State::on_memory(const Ticket& ticket) {
+  const auto answer = [this, ticket](std::vector<ipc::GpuSummary> gpus, std::string problem) {
+    ipc::MemoryReply memory{status(), bounded(keeper_.registry().leases(Clock::now())), std::move(gpus), std::move(problem)};
+    reply(ticket, {ticket.request, std::move(memory)});
+  };
+  if (!keeper_.devices().cuda()) return answer({}, "");
+  keeper_.probe([this, answer](const Result<ipc::ProbeReply>& probe) {
+    if (!probe.ok()) return answer({}, bounded_text(probe.status().message()));
+    std::vector<ipc::GpuSummary> gpus;
+    for (const ipc::GpuSummary& gpu : probe->gpus) {
+      if (keeper_.registry().ledger().find(gpu.uuid) != nullptr) gpus.push_back(gpu);
+    }
+    const bool known = std::all_of(gpus.begin(), gpus.end(), [](const auto& gpu) { return gpu.nvml_known; });
+    std::string problem = gpus.empty() ? probe->problem : known ? "" : probe->nvml_problem;
+    if (problem.empty() && gpus.size() < keeper_.devices().devices.size()) problem = "the driver does not show every GPU any more";
+    answer(std::move(gpus), std::move(problem));
+  });
+}
+
+/// Collects what may take its time, and answers with what is there when time is up.
+void Server::State::on_doctor(const Ticket& ticket) {
+  struct Visit {
+    DoctorFacts facts;
+    boost::asio::steady_timer timer;
+    bool answered = false;
+    explicit Visit(boost::asio::io_context& io) : timer(io) {}
+  };
+  const auto visit = std::make_shared<Visit>(io_);
+  const auto finish = [this, ticket, visit](bool late) {
+    if (visit->answered || (!late && (!visit->facts.probe || !visit->facts.files))) return;
+    visit->answered = true;
+    visit->timer.cancel();
+    DoctorFacts facts = doctor_facts();
+    facts.probe = std::move(visit->facts.probe);
+    facts.files = std::move(visit->facts.files);
+    reply(ticket, {ticket.request, ipc::DoctorReply{diagnose(facts)}});
+  };
+  keeper_.probe([visit, finish](const Result<ipc::ProbeReply>& probe) {
+    visit->facts.probe.emplace(probe);
+    finish(false);
+  });
+  const auto files = std::make_shared<FileFacts>();
+  keeper_.inspect([files, config = config_] { *files = look_at_files(config); },
+                  [visit, files, finish] {
+                    visit->facts.files = *files;
+                    finish(false);
+                  });
+  // A little more than the probe is given, so that its own refusal is what is shown.
+  visit->timer.expires_after(std::chrono::milliseconds(config_.nvml_timeout_ms + 500));
+  visit->timer.async_wait([finish](const error_code& error) {
+    if (!error) finish(true);
+  });
+}
+
+DoctorFacts Server::State::doctor_facts() const {
+  DoctorFacts facts;
+  facts.config = config_;
+  facts.devices = keeper_.devices();
+  for (const auto& [uuid, held] : held_gpus_) facts.held_gpus.emplace(uuid, held.status());
+  facts.ledger = keeper_.registry().devices();
+  facts.models = keeper_.registry().models();
+  facts.contexts = keeper_.processes();
+  std::set<std::pair<std::string, int32_t>> holders;
+  for (const ipc::LeaseSummary& lease : keeper_.registry().leases(Clock::now())) holders.emplace(lease.device, lease.pid);
+  for (const auto& [device, pid] : holders) ++facts.contexts[device];
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) == 0) facts.fd_limit = limit.rlim_cur;
+  facts.fd_count = own_fd_count();
+  for (const ipc::ModelSummary& model : facts.models) {
+    facts.largest_model_chunks = std::max(facts.largest_model_chunks, model.resident_bytes / config_.chunk_bytes + 1);
+  }
+  return facts;
+}
+
 // --- views ---------------------------------------------------------------------------------------------------------------
 
 ipc::HelloReply Server::State::hello() const {
-  return {std::string(build_id()), ipc::kProtocolVersion, std::string(kHostDevice), instance_, ::getpid()};
+  return {std::string(build_id()), ipc::kProtocolVersion, keeper_.devices().backend, instance_, ::getpid()};
 }
 
 std::vector<ipc::ModelSummary> Server::State::models(Role role) const {
@@ -489,7 +590,7 @@ void Server::State::load_desired(const std::vector<ModelEntry>& entries) {
   for (const ModelEntry& entry : entries) {
     const uint64_t request = next_desired_++;
     desired_.emplace(request, entry);
-    keeper_.load({0, request}, {entry.name, entry.path, entry.device, 0}, true);
+    keeper_.load({0, request}, {entry.name, entry.path, entry.device, 0, entry.transport}, true);
   }
 }
 
@@ -509,7 +610,8 @@ Server::Server(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Server::~Server() = default;
 
 Result<std::unique_ptr<Server>> Server::create(const EffectiveConfig& config, Log& log, Reload reload) {
-  auto state = std::make_unique<State>(config, log, std::move(reload));
+  WEIGHTD_ASSIGN_OR_RETURN(DeviceSet devices, find_devices(config.values));
+  auto state = std::make_unique<State>(config, log, std::move(reload), std::move(devices));
   WEIGHTD_RETURN_IF_ERROR(state->open());
   return std::unique_ptr<Server>(new Server(std::move(state)));
 }

@@ -61,8 +61,8 @@ TEST(Ledger, CO_092_WhatTheSystemHasLeftIsAnUpperLimit) {
   l.set_available("host", 2 * kGiB);
   EXPECT_EQ(l.reserve(1, "host", 3 * kGiB), Verdict::kRefused);
   EXPECT_EQ(l.refusal("host", 3 * kGiB, {}),
-            "needs 3.0 GiB, 10.0 GiB free of 10.0 GiB on host; but the operating system has only 2.0 GiB available: other "
-            "processes use it");
+            "needs 3.0 GiB, 10.0 GiB free of 10.0 GiB on host; but only 2.0 GiB of it is available there: other "
+            "processes use the rest");
   EXPECT_EQ(l.reserve(1, "host", 2 * kGiB), Verdict::kAdmitted);
   l.set_available("host", std::nullopt);
   EXPECT_EQ(l.reserve(2, "host", 8 * kGiB), Verdict::kAdmitted);
