@@ -25,9 +25,10 @@ struct GemmArgs {
   int64_t x_stride;
   uint16_t* y;
   int64_t y_stride;
-  bool vector_x;
+  bool vector_x, vector_y;
   BulkShared bulk;
   DirectShared direct;
+  WgmmaShared wgmma;
 };
 
 /// One block's share: token block innermost, so that blocks with the same weights run together.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/gemm_launch.h"
 
+#include <bit>
 #include <limits>
 
 #include "kernels/gemm_device.cuh"
@@ -23,7 +24,7 @@ Result<CUtensorMap> encode_x(const GemmDevice& device, const GemmPlan& plan, con
   const cuuint64_t extents[2] = {x.cols, x.rows};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(x.rows > 1 ? x.row_stride : static_cast<int64_t>((x.cols + 7) / 8 * 8)) *
                                  2};
-  const cuuint32_t box[2] = {f12::kTileCols, plan.token_block};
+  const cuuint32_t box[2] = {f12::kTileCols, plan.token_block / plan.sharing};
   const cuuint32_t element_strides[2] = {1, 1};
   const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(x.data), extents, strides, box,
                                  element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
@@ -61,9 +62,14 @@ GemmArgs make_args(const GemmPlan& plan, uint32_t tile_bytes, const F12DeviceMat
           y.data,
           y.row_stride,
           vector_aligned(x.data, x.row_stride),
+          vector_aligned(y.data, y.row_stride),
           BulkShared(plan, tile_bytes),
-          DirectShared(plan)};
+          DirectShared(plan),
+          WgmmaShared(plan, tile_bytes)};
 }
+
+/// The i with base * 2^i == extent.
+uint32_t power_above(uint32_t extent, uint32_t base) { return static_cast<uint32_t>(std::countr_zero(extent / base)); }
 
 }  // namespace
 
@@ -73,12 +79,14 @@ bool allows_tensor_copy(ConstBf16Matrix x) {
 }
 
 Status raise_shared_limits(const GemmKernels& kernels, uint32_t shared_bytes) {
-  for (const auto& table : {kernels.direct, kernels.bulk}) {
-    for (uint32_t i = 0; i < 4; ++i) {
-      WEIGHTD_RETURN_IF_ERROR(status_from_cuda(
-          cudaFuncSetAttribute(table[i], cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
-          "prepare_gemm"));
-    }
+  const auto raise = [&](const void* kernel) {
+    return status_from_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)), "prepare_gemm");
+  };
+  for (const void* kernel : kernels.direct) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
+  for (const void* kernel : kernels.bulk) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
+  for (const auto& row : kernels.wgmma) {
+    for (const void* kernel : row) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
   }
   return {};
 }
@@ -98,11 +106,15 @@ Result<GemmDevice> prepare_gemm() {
   WEIGHTD_RETURN_IF_ERROR(read(&major, cudaDevAttrComputeCapabilityMajor));
   device.traits = {static_cast<uint32_t>(sm_count), static_cast<uint32_t>(shared_bytes), major >= 9};
   WEIGHTD_RETURN_IF_ERROR(raise_shared_limits(f12_gemm_kernels(), device.traits.shared_bytes));
+  // Code for wgmma has a bound of several warpgroups; what the build made for other devices has one of a warp.
+  cudaFuncAttributes attributes{};
+  WEIGHTD_RETURN_IF_ERROR(status_from_cuda(cudaFuncGetAttributes(&attributes, f12_gemm_kernels().wgmma[0][0]), "prepare_gemm"));
+  device.traits.wgmma = attributes.maxThreadsPerBlock > 32;
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t error =
       cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device.encode_tensor_map, 12000, cudaEnableDefault, &found);
   if (error != cudaSuccess || found != cudaDriverEntryPointSuccess) device.encode_tensor_map = nullptr;
-  if (device.encode_tensor_map == nullptr) device.traits.bulk_copy = false;
+  if (device.encode_tensor_map == nullptr) device.traits.bulk_copy = device.traits.wgmma = false;
   return device;
 }
 
@@ -111,32 +123,41 @@ Status launch_gemm_kernels(const GemmKernels& kernels, const GemmDevice& device,
   WEIGHTD_RETURN_IF_ERROR(check_call(kernels, plan, w, x, y));
   if (x.rows == 0 || w.n == 0) return {};
   GemmArgs args = make_args(plan, kernels.tile_bytes, w, x, y);
-  const uint64_t blocks = uint64_t{plan.blocks} * args.token_blocks;
+  const uint64_t blocks = uint64_t{plan.blocks} * plan.splits * args.token_blocks;
   if (blocks > kMaxGridX) return refuse("too many tokens for one launch");
 
-  uint32_t index = 0;
-  while (index < 3 && (8U << index) < plan.token_block) ++index;
-  const uint32_t consumer_warps = plan.units_per_pass * plan.slices;
   cudaLaunchConfig_t config{};
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
   config.gridDim = dim3(static_cast<uint32_t>(blocks));
   config.dynamicSmemBytes = plan.shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-
   if (plan.kernel == GemmKernel::kDirect) {
-    config.blockDim = dim3(32 * consumer_warps);
+    config.blockDim = dim3(32 * plan.units_per_pass * plan.slices);
     void* parameters[] = {&args};
-    return status_from_cuda(cudaLaunchKernelExC(&config, kernels.direct[index], parameters), "launch_gemm");
+    return status_from_cuda(cudaLaunchKernelExC(&config, kernels.direct[power_above(plan.token_block, 8)], parameters),
+                            "launch_gemm");
   }
   if (!allows_tensor_copy(x)) return refuse("the plan wants x 16-byte aligned with a positive stride that is a multiple of 8");
   WEIGHTD_ASSIGN_OR_RETURN(CUtensorMap x_map, encode_x(device, plan, x));
-  config.blockDim = dim3(32 * (consumer_warps + 1));
-  config.numAttrs = plan.overlap_previous ? 1 : 0;
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
+  if (plan.overlap_previous) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  const void* kernel = nullptr;
+  if (plan.kernel == GemmKernel::kBulk) {
+    config.blockDim = dim3(32 * (plan.units_per_pass * plan.slices + 1));
+    kernel = kernels.bulk[power_above(plan.token_block, 8)];
+  } else {
+    config.blockDim = dim3(32 * kWarpgroupWarps * (plan.warpgroups + 1));
+    kernel = kernels.wgmma[plan.units_per_warp - 1][power_above(plan.token_block, 32)];
+    if (plan.splits * plan.sharing > 1) {
+      attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+      attributes[config.numAttrs++].val.clusterDim = {plan.splits * plan.sharing, 1, 1};
+    }
+  }
   void* parameters[] = {&args, &x_map};
-  return status_from_cuda(cudaLaunchKernelExC(&config, kernels.bulk[index], parameters), "launch_gemm");
+  return status_from_cuda(cudaLaunchKernelExC(&config, kernel, parameters), "launch_gemm");
 }
 
 Status launch_gemm(const GemmDevice& device, const GemmPlan& plan, const F12DeviceMatrix& w, ConstBf16Matrix x, Bf16Matrix y,

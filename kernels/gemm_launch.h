@@ -12,8 +12,9 @@ struct GemmArgs;
 
 /// Kernels by token block: 8, 16, 32, 64. Addresses of __global__ functions.
 struct GemmKernels {
-  const void* direct[4];  // (GemmArgs)
-  const void* bulk[4];    // (GemmArgs, CUtensorMap)
+  const void* direct[4];    // (GemmArgs)
+  const void* bulk[4];      // (GemmArgs, CUtensorMap)
+  const void* wgmma[2][3];  // (GemmArgs, CUtensorMap); by units a warp, 1 and 2, and token block: 32, 64, 128
   uint32_t tile_bytes;
 };
 

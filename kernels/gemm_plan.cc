@@ -71,20 +71,76 @@ bool fit_direct(const DeviceTraits& device, GemmPlan& plan) {
   return false;
 }
 
-}  // namespace
+// --- kWgmma ---
 
-Result<GemmPlan> plan_gemm(const DeviceTraits& device, const GemmRequest& request) {
-  if (request.n > kMaxExtent || request.k > kMaxExtent || request.m > kMaxExtent) {
-    return Status::invalid_argument("gemm plan: n, k and m must be below 2^32");
+constexpr uint32_t kClusterOf2 = 2;
+constexpr uint32_t kLargestCluster = 4;
+constexpr uint64_t kWgmmaTokens = 32;  // above them warpgroup products are faster
+constexpr uint32_t kWgmmaStageBytes = 40 * 1024;
+constexpr uint32_t kFewUnits = 8;  // a block with fewer units loads more x than weights at 64 tokens
+
+/// Multiprocessors that clusters of this size can fill. They live inside one group of 16 or 18.
+uint32_t usable_sms(uint32_t sm_count, uint32_t cluster) {
+  return cluster <= kClusterOf2 ? sm_count / cluster * cluster : sm_count / 16 * 16;
+}
+
+Status not_legal(const std::string& rule) { return Status::unsupported("gemm plan: wgmma: " + rule); }
+
+/// The units of the blocks, and how warpgroups share them.
+Status cut_units_wgmma(const DeviceTraits& device, const WgmmaCut& cut, uint64_t units, GemmPlan& plan) {
+  const uint32_t slots = kWarpgroupWarps * cut.warpgroups * cut.units_per_warp;
+  const uint64_t places = usable_sms(device.sm_count, cut.splits * cut.sharing) / cut.splits;
+  if (places == 0) return not_legal("the device has too few multiprocessors for the cluster");
+  plan.units_per_block = static_cast<uint32_t>(ceil_div(units, places));
+  plan.blocks = static_cast<uint32_t>(ceil_div(ceil_div(units, plan.units_per_block), cut.sharing) * cut.sharing);
+  const uint64_t passes = ceil_div(plan.units_per_block, slots);
+  plan.units_per_pass = static_cast<uint32_t>(ceil_div(plan.units_per_block, passes));
+  uint32_t warp_slices = 1;
+  if (passes > 1 && cut.splits > 1) return not_legal("K is split, and a block's units do not fit one pass");
+  while (passes == 1 && warp_slices < cut.warpgroups && plan.units_per_pass <= slots / (2 * warp_slices)) warp_slices *= 2;
+  if (cut.units_per_warp > 1 && plan.units_per_pass * 2 <= slots / warp_slices) {
+    return not_legal("no warp would have a second unit");
   }
-  if (device.sm_count == 0) return Status::invalid_argument("gemm plan: the device has no multiprocessor");
-  GemmPlan plan;
-  plan.n = request.n;
-  plan.k = request.k;
-  plan.overlap_previous = request.overlap_previous;
-  if (request.n == 0) return plan;
+  plan.slices = cut.splits * warp_slices;
+  return {};
+}
+
+/// The stages of the ring: `wanted` tiles and stages, or those that suit where they are 0.
+bool fit_wgmma(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut, GemmPlan& plan) {
+  const uint64_t tile_bytes = uint64_t{plan.units_per_pass} * request.tile_bytes + uint64_t{plan.token_block} * kXRowBytes;
+  plan.tiles_per_stage = cut.tiles_per_stage;
+  if (plan.tiles_per_stage == 0) {
+    // Where several slices take turns, the length of a turn is part of the order of the sum: always one tile.
+    plan.tiles_per_stage = 1;
+    while (plan.warp_slices() == 1 && tile_bytes * plan.tiles_per_stage * 2 <= kWgmmaStageBytes) plan.tiles_per_stage *= 2;
+  }
+  const uint32_t least = std::max(2U, plan.warp_slices());
+  for (plan.stages = cut.stages == 0 ? kMaxWgmmaStages : cut.stages; plan.stages >= least; --plan.stages) {
+    const uint64_t bytes = WgmmaShared(plan, request.tile_bytes).total_bytes;
+    if (bytes <= device.shared_bytes) {
+      plan.shared_bytes = static_cast<uint32_t>(bytes);
+      return true;
+    }
+    if (cut.stages != 0) break;
+  }
+  return false;
+}
+
+WgmmaCut choose_cut(const DeviceTraits& device, const GemmRequest& request) {
+  WgmmaCut cut;
+  if (ceil_div(ceil_div(request.n, f12::kUnitRows), device.sm_count) < kFewUnits && device.sm_count >= 2) cut.splits = 2;
+  return cut;
+}
+
+// --- kDirect and kBulk ---
+
+Result<GemmPlan> plan_streaming(const DeviceTraits& device, const GemmRequest& request, GemmPlan plan) {
+  const bool bulk = device.bulk_copy && request.tensor_copy && request.k > 0 && request.kernel != GemmKernel::kDirect;
+  if (request.kernel == GemmKernel::kBulk && !bulk) {
+    return Status::unsupported(
+        "gemm plan: the bulk kernel wants a device with bulk copies, an x that allows tensor copies, and k > 0");
+  }
   cut_units(device.sm_count, ceil_div(request.n, f12::kUnitRows), ceil_div(request.k, f12::kTileCols), plan);
-  const bool bulk = device.bulk_copy && request.tensor_copy && request.k > 0;
   for (plan.token_block = token_block_for(request.m); plan.token_block >= 8; plan.token_block /= 2) {
     plan.kernel = GemmKernel::kBulk;
     if (bulk && fit_bulk(device, request, plan)) return plan;
@@ -93,16 +149,78 @@ Result<GemmPlan> plan_gemm(const DeviceTraits& device, const GemmRequest& reques
   }
   // K so long that a unit's records alone fill the shared memory: the direct kernel reads them where they are.
   plan.token_block = 8;
-  if (fit_direct(device, plan)) return plan;
+  if (request.kernel != GemmKernel::kBulk && fit_direct(device, plan)) return plan;
   return Status::unsupported("gemm plan: " + std::to_string(device.shared_bytes) + " bytes of shared memory a block are too few");
 }
 
+Status check_request(const DeviceTraits& device, const GemmRequest& request) {
+  if (request.n > kMaxExtent || request.k > kMaxExtent || request.m > kMaxExtent) {
+    return Status::invalid_argument("gemm plan: n, k and m must be below 2^32");
+  }
+  if (device.sm_count == 0) return Status::invalid_argument("gemm plan: the device has no multiprocessor");
+  return {};
+}
+
+}  // namespace
+
+Result<GemmPlan> plan_wgmma(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut) {
+  WEIGHTD_RETURN_IF_ERROR(check_request(device, request));
+  if (!device.wgmma || !device.bulk_copy || !request.tensor_copy || request.n == 0 || request.k == 0) {
+    return not_legal("it wants an sm_90a device and build, an x that allows tensor copies, and n, k > 0");
+  }
+  const auto is_power = [](uint32_t value, uint32_t most) { return value != 0 && value <= most && (value & (value - 1)) == 0; };
+  if (cut.warpgroups * cut.units_per_warp != 4 || cut.units_per_warp > 2 || !is_power(cut.splits, kLargestCluster) ||
+      !is_power(cut.sharing, kLargestCluster) || cut.splits * cut.sharing > kLargestCluster ||
+      cut.tiles_per_stage > kMaxStageTiles || cut.stages > kMaxWgmmaStages) {
+    return not_legal("there is no kernel for this cut");
+  }
+  GemmPlan plan;
+  plan.kernel = GemmKernel::kWgmma;
+  plan.n = request.n;
+  plan.k = request.k;
+  plan.overlap_previous = request.overlap_previous;
+  plan.splits = cut.splits;
+  plan.sharing = cut.sharing;
+  plan.warpgroups = cut.warpgroups;
+  plan.units_per_warp = cut.units_per_warp;
+  WEIGHTD_RETURN_IF_ERROR(cut_units_wgmma(device, cut, ceil_div(request.n, f12::kUnitRows), plan));
+  if (plan.warp_slices() > 1 && cut.tiles_per_stage > 1) return not_legal("slices in turn take one tile a stage");
+  uint32_t block = 32;
+  while (block < kMaxWgmmaTokenBlock && block < request.m) block *= 2;
+  for (plan.token_block = block; plan.token_block >= 32; plan.token_block /= 2) {
+    if (fit_wgmma(device, request, cut, plan)) return plan;
+  }
+  return not_legal(std::to_string(device.shared_bytes) + " bytes of shared memory a block are too few");
+}
+
+Result<GemmPlan> plan_gemm(const DeviceTraits& device, const GemmRequest& request) {
+  WEIGHTD_RETURN_IF_ERROR(check_request(device, request));
+  GemmPlan plan;
+  plan.n = request.n;
+  plan.k = request.k;
+  plan.overlap_previous = request.overlap_previous;
+  if (request.n == 0) return plan;
+  if (request.kernel == GemmKernel::kWgmma) return plan_wgmma(device, request, choose_cut(device, request));
+  if (!request.kernel.has_value() && request.m > kWgmmaTokens) {
+    Result<GemmPlan> fast = plan_wgmma(device, request, choose_cut(device, request));
+    if (fast.ok()) return fast;
+  }
+  return plan_streaming(device, request, plan);
+}
+
 std::string GemmPlan::to_string() const {
-  const std::string name = kernel == GemmKernel::kBulk ? "bulk " : "direct ";
-  return name + std::to_string(n) + "x" + std::to_string(k) + ": " + std::to_string(blocks) + " blocks x " +
-         std::to_string(units_per_block) + " units, " + std::to_string(units_per_pass) + "x" + std::to_string(slices) + " warps, " +
-         std::to_string(tiles_per_stage) + " tiles x " + std::to_string(stages) + " stages, " + std::to_string(token_block) +
-         " tokens, " + std::to_string(shared_bytes / 1024) + " KiB" + (overlap_previous ? ", overlapped" : "");
+  const std::string tail = std::to_string(tiles_per_stage) + " tiles x " + std::to_string(stages) + " stages, " +
+                           std::to_string(token_block) + " tokens, " + std::to_string(shared_bytes / 1024) + " KiB" +
+                           (overlap_previous ? ", overlapped" : "");
+  const std::string shape = std::to_string(n) + "x" + std::to_string(k) + ": " + std::to_string(blocks) + " blocks x " +
+                            std::to_string(units_per_block) + " units, ";
+  if (kernel == GemmKernel::kWgmma) {
+    return "wgmma " + shape + std::to_string(units_per_pass) + " a pass, " + std::to_string(warpgroups) + " warpgroups x " +
+           std::to_string(units_per_warp) + ", " + std::to_string(splits) + " splits x " + std::to_string(warp_slices()) +
+           " slices, x shared by " + std::to_string(sharing) + ", " + tail;
+  }
+  return (kernel == GemmKernel::kBulk ? "bulk " : "direct ") + shape + std::to_string(units_per_pass) + "x" +
+         std::to_string(slices) + " warps, " + tail;
 }
 
 }  // namespace weightd::kernels

@@ -17,6 +17,9 @@ inline constexpr uint32_t kXRowBytes = 128;      // one token's 64 columns of a 
 inline constexpr uint32_t kSwizzleAlign = 1024;  // the swizzle pattern repeats every 8 rows
 inline constexpr uint32_t kBarrierBytes = 8;
 inline constexpr uint32_t kMaxBarriers = 16;  // full and empty of each stage, full and empty of two record buffers
+inline constexpr uint32_t kMaxWgmmaStages = 16;
+inline constexpr uint32_t kMaxWgmmaTokenBlock = 128;
+inline constexpr uint32_t kWarpgroupWarps = 4;
 
 /// Partial sums that slices 1.. leave for slice 0: [slices - 1][units][token_block / 8][4][32 lanes] floats.
 constexpr uint64_t partial_bytes(const GemmPlan& plan) {
@@ -56,6 +59,50 @@ struct BulkShared {
     end += uint64_t{plan.units_per_pass} * plan.slices * kScratchBytes;
     barriers = static_cast<uint32_t>(end);
     total_bytes = end + kMaxBarriers * kBarrierBytes;
+  }
+};
+
+/// kWgmma, byte offsets. Block `split` of a cluster has the column tiles from split * split_tiles on, whole groups. The exchange of
+/// partial sums overlays the rings, which are idle by then (slices > 1 means one pass).
+///   exchange [slices][units_per_pass][token_block / 8 / splits][32 lanes][4] floats: what the block's tokens get from each slice
+struct WgmmaShared {
+  uint32_t split_tiles;
+  uint32_t x_stage_bytes;       // [tiles_per_stage][token_block][64] bf16
+  uint32_t weight_stage_bytes;  // [units_per_pass][tiles_per_stage] tiles
+  uint32_t record_unit_bytes;   // [split_tiles / 8] records
+  uint32_t record_buffer_bytes;
+  uint32_t weights;  // x is at 0
+  uint32_t records;  // one buffer a pass parity
+  uint32_t scratch;
+  uint32_t barriers;
+  uint64_t total_bytes;
+
+  constexpr WgmmaShared(const GemmPlan& plan, uint32_t tile_bytes)
+      : split_tiles(0),
+        x_stage_bytes(plan.tiles_per_stage * plan.token_block * kXRowBytes),
+        weight_stage_bytes(plan.units_per_pass * plan.tiles_per_stage * tile_bytes),
+        record_unit_bytes(0),
+        record_buffer_bytes(0),
+        weights(plan.stages * x_stage_bytes),
+        records(0),
+        scratch(0),
+        barriers(0),
+        total_bytes(0) {
+    const f12::Geometry geometry{plan.n, plan.k, 1};
+    const uint64_t split_groups = (geometry.groups() + plan.splits - 1) / plan.splits;
+    split_tiles = static_cast<uint32_t>(plan.splits == 1 ? geometry.tiles() : split_groups * f12::kGroupTiles);
+    uint64_t end = uint64_t{weights} + uint64_t{plan.stages} * weight_stage_bytes;
+    const uint64_t exchange = uint64_t{plan.warp_slices()} * plan.units_per_pass * plan.token_block * 64;
+    if (plan.slices > 1 && end < exchange) end = exchange;
+    records = static_cast<uint32_t>(end);
+    if (tile_bytes == f12::kTileBytes) record_unit_bytes = static_cast<uint32_t>(split_groups * f12::kRecordBytes);
+    const uint64_t buffer = uint64_t{plan.units_per_pass} * record_unit_bytes;
+    record_buffer_bytes = static_cast<uint32_t>(buffer);
+    end += buffer * (plan.passes() > 1 ? 2 : 1);
+    scratch = static_cast<uint32_t>(end);
+    end += uint64_t{plan.warpgroups} * kWarpgroupWarps * kScratchBytes;
+    barriers = static_cast<uint32_t>(end);
+    total_bytes = end + (2 * kMaxWgmmaStages + 4) * kBarrierBytes;
   }
 };
 

@@ -6,111 +6,25 @@
 #include <string>
 #include <tuple>
 
+#include "tests/gpu/gemm_runner.h"
 #include "tests/gpu/raw16.h"
 #include "tests/gpu/test_matrix.h"
 
 namespace weightd::kernels {
 namespace {
 
+using testing::check_bound;
 using testing::DeviceF12;
 using testing::DeviceMemory;
+using testing::DeviceX;
+using testing::exact_product;
 using testing::HostF12;
+using testing::kPoison;
+using testing::Runner;
+using testing::small_integers;
 using testing::Words;
 
-constexpr uint16_t kPoison = 0xA5A5;
-
-GemmDevice device_or_die() {
-  Result<GemmDevice> device = prepare_gemm();
-  if (!device.ok()) {
-    std::fprintf(stderr, "prepare_gemm: %s\n", device.status().to_string().c_str());
-    std::abort();
-  }
-  const Status raised = raise_shared_limits(testing::raw16_gemm_kernels(), device->traits.shared_bytes);
-  EXPECT_TRUE(raised.ok()) << raised.to_string();
-  return *device;
-}
-
-/// x on the device: rows `stride` elements apart, `before` elements into its memory. What lies between the rows is NaN.
-class DeviceX {
- public:
-  DeviceX(const Words& x, int64_t stride, uint64_t before) : x_(x), stride_(stride), memory_(place(x, stride, before)) {
-    view_ = {memory_.as<uint16_t>() + before, x.n, x.k, stride};
-  }
-  [[nodiscard]] ConstBf16Matrix view() const { return view_; }
-  /// The first `m` rows only.
-  [[nodiscard]] ConstBf16Matrix rows(uint64_t begin, uint64_t end) const {
-    return {view_.data + static_cast<int64_t>(begin) * stride_, end - begin, x_.k, stride_};
-  }
-
- private:
-  static DeviceMemory place(const Words& x, int64_t stride, uint64_t before) {
-    std::vector<uint16_t> memory(before + (x.n - 1) * static_cast<uint64_t>(stride) + x.k, 0x7fff);
-    for (uint64_t row = 0; row < x.n; ++row) {
-      const uint64_t at = before + row * static_cast<uint64_t>(stride);
-      std::copy_n(x.words.begin() + static_cast<int64_t>(row * x.k), x.k, memory.begin() + static_cast<int64_t>(at));
-    }
-    return testing::to_device(memory);
-  }
-  const Words& x_;
-  int64_t stride_;
-  DeviceMemory memory_;
-  ConstBf16Matrix view_;
-};
-
-/// Runs one GEMM with rows of y `y_stride` apart and returns y; checks that nothing else was written.
-struct Runner {
-  GemmDevice device = device_or_die();
-
-  [[nodiscard]] GemmPlan plan(const GemmKernel kernel, uint64_t n, uint64_t k, uint64_t m, uint32_t tile_bytes) const {
-    DeviceTraits traits = device.traits;
-    traits.bulk_copy = kernel == GemmKernel::kBulk;
-    Result<GemmPlan> made = plan_gemm(traits, {n, k, m, true, false, tile_bytes});
-    EXPECT_TRUE(made.ok()) << made.status().to_string();
-    return made.ok() ? *made : GemmPlan{};
-  }
-
-  [[nodiscard]] std::vector<uint16_t> run(const GemmKernels& kernels, const GemmPlan& made, const F12DeviceMatrix& w,
-                                          ConstBf16Matrix x, uint64_t y_stride) const {
-    const DeviceMemory y((x.rows - 1) * y_stride * 2 + w.n * 2);
-    const Status status =
-        launch_gemm_kernels(kernels, device, made, w, x, {y.as<uint16_t>(), x.rows, w.n, static_cast<int64_t>(y_stride)}, nullptr);
-    EXPECT_TRUE(status.ok()) << status.to_string();
-    EXPECT_TRUE(y.fences_intact());
-    const std::vector<uint16_t> memory = testing::from_device<uint16_t>(y);
-    std::vector<uint16_t> packed;
-    for (uint64_t i = 0; i < memory.size(); ++i) {
-      if (i % y_stride < w.n) {
-        packed.push_back(memory[i]);
-      } else {
-        EXPECT_EQ(memory[i], kPoison) << "between the rows of y";
-      }
-    }
-    return packed;
-  }
-};
-
-/// Counts the elements that differ from the exact product by more than the header's bound.
-std::string check_bound(const Words& w, const Words& x, const std::vector<uint16_t>& y, uint32_t slices) {
-  const double additions = static_cast<double>(w.k) / 8 + slices + 4;
-  for (uint64_t token = 0; token < x.n; ++token) {
-    for (uint64_t row = 0; row < w.n; ++row) {
-      double exact = 0;
-      double magnitude = 0;
-      for (uint64_t c = 0; c < w.k; ++c) {
-        const double product = testing::value_of(x.at(token, c)) * testing::value_of(w.at(row, c));
-        exact += product;
-        magnitude += std::abs(product);
-      }
-      const double got = testing::value_of(y[token * w.n + row]);
-      const double bound = std::ldexp(std::abs(exact), -8) + additions * std::ldexp(magnitude, -22);
-      if (!(std::abs(got - exact) <= bound)) {
-        return "token " + std::to_string(token) + ", row " + std::to_string(row) + ": got " + std::to_string(got) + ", exact " +
-               std::to_string(exact) + ", bound " + std::to_string(bound);
-      }
-    }
-  }
-  return "";
-}
+constexpr GemmKernel kKernels[] = {GemmKernel::kDirect, GemmKernel::kBulk, GemmKernel::kWgmma};
 
 struct Case {
   uint64_t n, k, m;
@@ -161,7 +75,7 @@ TEST(Gemm, WithinTheStatedBoundOfTheExactProduct) {
       const Words x = testing::random_activations(c.m, c.k, c.n);
       const DeviceF12 coded(testing::encode(w));
       const DeviceX device_x(x, static_cast<int64_t>((c.k + 7) / 8 * 8), 0);
-      for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+      for (const GemmKernel kernel : kKernels) {
         const GemmPlan plan = runner.plan(kernel, c.n, c.k, c.m, 1536);
         const auto y = runner.run(f12_gemm_kernels(), plan, coded.matrix(), device_x.view(), c.n);
         ASSERT_EQ(check_bound(w, x, y, plan.slices), "") << plan.to_string();
@@ -176,7 +90,7 @@ TEST(Gemm, ATokensResultDoesNotDependOnTheBatch) {
   const Words x = testing::random_activations(70, 1500, 3);
   const DeviceF12 coded(testing::encode(w));
   const DeviceX device_x(x, 1504, 0);
-  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+  for (const GemmKernel kernel : kKernels) {
     const auto together =
         runner.run(f12_gemm_kernels(), runner.plan(kernel, 500, 1500, 70, 1536), coded.matrix(), device_x.view(), 500);
     for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 1}, {69, 70}, {3, 20}, {20, 60}}) {
@@ -232,7 +146,7 @@ TEST(Gemm, RowsOfASlice) {
   const DeviceX device_x(x, 704, 0);
   const F12DeviceMatrix slice = slice_rows(coded.matrix(), 48, 131);
   Words part{83, 700, {w.words.begin() + 48 * 700, w.words.begin() + 131 * 700}};
-  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+  for (const GemmKernel kernel : kKernels) {
     const GemmPlan plan = runner.plan(kernel, 83, 700, 6, 1536);
     EXPECT_EQ(check_bound(part, x, runner.run(f12_gemm_kernels(), plan, slice, device_x.view(), 83), plan.slices), "");
   }
@@ -338,23 +252,6 @@ TEST(Gemm, CO_054_CO_058_RefusesWhatItsContractForbids) {
   EXPECT_EQ(code(direct, coded.matrix(), {in.data, 1, 128, 127}, {out.data, 1, 64, 0}), StatusCode::kOk);
 }
 
-/// Small integers: every sum is exact in fp32 and in BF16, so the right answer is known to the last bit.
-Words small_integers(uint64_t rows, uint64_t k, uint64_t seed) {
-  Words words{rows, k, std::vector<uint16_t>(rows * k)};
-  for (uint64_t i = 0; i < words.words.size(); ++i) {
-    const uint64_t hash = (i + seed * 1000003) * 0x9e3779b97f4a7c15U;
-    words.words[i] = testing::bf16_from(static_cast<float>(static_cast<int>((hash >> 33) % 3) - 1));
-  }
-  return words;
-}
-
-/// y = x · wᵀ of such matrices, for the tokens and rows given.
-uint16_t exact_product(const Words& w, const Words& x, uint64_t token, uint64_t row) {
-  double sum = 0;
-  for (uint64_t c = 0; c < w.k; ++c) sum += testing::value_of(x.at(token, c)) * testing::value_of(w.at(row, c));
-  return testing::bf16_from(static_cast<float>(sum));
-}
-
 TEST(Gemm, CO_051_OddShapesGiveExactIntegers) {
   const Runner runner;
   for (const uint64_t n : {1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257}) {
@@ -366,7 +263,7 @@ TEST(Gemm, CO_051_OddShapesGiveExactIntegers) {
         const DeviceX device_x(x, static_cast<int64_t>((k + 7) / 8 * 8), 0);
         std::vector<uint16_t> want(m * n);
         for (uint64_t i = 0; i < want.size(); ++i) want[i] = exact_product(w, x, i / n, i % n);
-        for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+        for (const GemmKernel kernel : kKernels) {
           const auto y = runner.run(f12_gemm_kernels(), runner.plan(kernel, n, k, m, 1536), coded.matrix(), device_x.view(), n);
           ASSERT_EQ(testing::first_difference(y, want, n), "") << "n " << n << " k " << k << " m " << m;
         }
@@ -384,7 +281,7 @@ TEST(Gemm, CO_052_VocabularySizedHeads) {
     for (const uint64_t m : {1, 5, 64}) {
       const Words x = testing::random_activations(m, k, m);
       const DeviceX device_x(x, static_cast<int64_t>(k), 0);
-      for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+      for (const GemmKernel kernel : kKernels) {
         const GemmPlan plan = runner.plan(kernel, n, k, m, 1536);
         const auto y = runner.run(f12_gemm_kernels(), plan, coded.matrix(), device_x.view(), n);
         std::vector<uint16_t> tail;
@@ -405,7 +302,7 @@ TEST(Gemm, CO_053_OutputsAndTokensBeyond32Bits) {
     const Words x = small_integers(m, k, 2);
     const DeviceF12 coded(testing::encode(w));
     const DeviceX device_x(x, static_cast<int64_t>(k), 0);
-    for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+    for (const GemmKernel kernel : kKernels) {
       const DeviceMemory y(m * n * 2);
       const Status status = launch_gemm(runner.device, runner.plan(kernel, n, k, m, 1536), coded.matrix(), device_x.view(),
                                         {y.as<uint16_t>(), m, n, static_cast<int64_t>(n)}, nullptr);
@@ -432,7 +329,7 @@ TEST(Gemm, CO_056_EveryOutputIsWrittenAndNothingElse) {
       const DeviceX device_x(x, 256, 0);
       std::vector<uint16_t> want(m * n);
       for (uint64_t i = 0; i < want.size(); ++i) want[i] = exact_product(w, x, i / n, i % n);
-      for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+      for (const GemmKernel kernel : kKernels) {
         const auto y = runner.run(f12_gemm_kernels(), runner.plan(kernel, n, 256, m, 1536), coded.matrix(), device_x.view(), n + 3);
         ASSERT_EQ(testing::first_difference(y, want, n), "");  // run() checks the gaps and the fences
       }
@@ -448,7 +345,7 @@ TEST(Gemm, CO_057_InfinitiesMeetZeros) {
   Words x{2, 64, std::vector<uint16_t>(128, 0x3F80)};
   x.words[5] = 0;  // token 0
   const DeviceX device_x(x, 64, 0);
-  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+  for (const GemmKernel kernel : kKernels) {
     const auto y = runner.run(f12_gemm_kernels(), runner.plan(kernel, 64, 64, 2, 1536), coded.matrix(), device_x.view(), 64);
     for (uint64_t row = 0; row < 64; ++row) {
       EXPECT_EQ(y[row], row == 3 ? 0x7FFF : testing::bf16_from(63.0F)) << "0 x Inf is NaN";
@@ -465,7 +362,7 @@ TEST(Gemm, CO_034_EveryPatternTimesTheIdentity) {
   for (uint64_t i = 0; i < 256; ++i) x.words[i * 257] = 0x3F80;
   const DeviceF12 coded(testing::encode(w));
   const DeviceX device_x(x, 256, 0);
-  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+  for (const GemmKernel kernel : kKernels) {
     const auto y = runner.run(f12_gemm_kernels(), runner.plan(kernel, 256, 256, 256, 1536), coded.matrix(), device_x.view(), 256);
     for (uint64_t token = 0; token < 256; ++token) {
       for (uint64_t row = 0; row < 256; ++row) {
@@ -487,7 +384,7 @@ TEST(Gemm, CO_059_AnyBatchGivesTheBitsOfBatchOne) {
   std::vector<uint64_t> batches;
   for (uint64_t m = 1; m <= 130; ++m) batches.push_back(m);
   for (const uint64_t m : {255, 256, 257, 511, 512, 513, 4095, 4096}) batches.push_back(m);
-  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+  for (const GemmKernel kernel : kKernels) {
     const auto most =
         runner.run(f12_gemm_kernels(), runner.plan(kernel, 4096, 4096, kMost, 1536), coded.matrix(), device_x.view(), 4096);
     for (const uint64_t token : {0, 1, 63, 64, 129, 4096}) {
@@ -513,7 +410,7 @@ TEST(Gemm, DamagedPlanesStayInside) {
     const Words noise = testing::random_weights(1, host.records.size(), 1.0, false, round);
     for (size_t i = 0; i < host.records.size(); ++i) host.records[i] = static_cast<std::byte>(noise.words[i]);
     const DeviceF12 coded(host);
-    for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+    for (const GemmKernel kernel : kKernels) {
       const auto y = runner.run(f12_gemm_kernels(), runner.plan(kernel, 50, 1100, 4, 1536), coded.matrix(), device_x.view(), 50);
       EXPECT_EQ(y.size(), 200U);
     }
