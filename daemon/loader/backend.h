@@ -17,7 +17,24 @@ namespace weightd::loader {
 /// Called from any thread with bytes that were dealt with since the last call.
 using Advance = std::function<void(uint64_t bytes)>;
 
-/// Where an arena becomes resident. One object for one arena, filled (allocate, upload, seal) or taken over (import), then hashed.
+inline constexpr uint64_t kPieceBytes = uint64_t{2} << 20;  // most bytes of a piece
+
+/// A range of the arena on its way there, and the memory that its bytes are read into.
+struct Piece {
+  uint64_t offset_bytes = 0;
+  std::span<std::byte> bytes;
+  uint32_t slot = 0;  // the backend's own mark
+};
+
+/// What a filled arena is given away as.
+struct Shares {
+  std::vector<UniqueFd> chunks;       // one per chunk; none with the legacy transport
+  std::vector<std::byte> ipc_handle;  // legacy transport only
+};
+
+/// Where an arena becomes resident. One object for one arena, filled (allocate; stage, upload, retire; seal) or taken over
+/// (import), then hashed and checked. stage(), upload() and retire() may be called from several threads at once, for different
+/// pieces.
 class Backend {
  public:
   virtual ~Backend() = default;
@@ -25,11 +42,18 @@ class Backend {
   [[nodiscard]] virtual uint64_t granularity_bytes() const = 0;  // of a chunk
   /// Reserves all chunks, zeroed. kResourceExhausted: nothing stays allocated.
   virtual Status allocate(const std::vector<uint64_t>& chunk_bytes) = 0;
-  /// Memory to read the bytes at `offset_bytes` of the arena into, before upload(). Threads may use disjoint ranges at once.
-  [[nodiscard]] virtual std::span<std::byte> staging(uint64_t offset_bytes, uint64_t size_bytes) = 0;
-  virtual Status upload(uint64_t offset_bytes, std::span<const std::byte> staged) = 0;
-  /// Ends writing for ever; one descriptor per chunk, to be given away.
-  [[nodiscard]] virtual Result<std::vector<UniqueFd>> seal() = 0;
+
+  /// How many pieces may be between stage() and retire() at once; at least 1.
+  [[nodiscard]] virtual uint32_t max_pieces() const = 0;
+  /// Memory to read the arena's bytes [offset, offset + size) into; size is 1 to kPieceBytes. Waits for earlier copies at most,
+  /// never for another piece's retire().
+  [[nodiscard]] virtual Result<Piece> stage(uint64_t offset_bytes, uint64_t size_bytes) = 0;
+  /// The bytes are there and go into the arena; until retire() they are only read.
+  virtual Status upload(const Piece& piece) = 0;
+  /// The caller is done with the piece's bytes. Once for every stage() (but for the pieces of a load that has failed).
+  virtual void retire(const Piece& piece) = 0;
+  /// Ends writing for ever, when all that was uploaded has arrived.
+  [[nodiscard]] virtual Result<Shares> seal() = 0;
 
   /// Takes over chunks that are sealed already.
   virtual Status import(std::vector<UniqueFd> chunks, const std::vector<uint64_t>& chunk_bytes) = 0;

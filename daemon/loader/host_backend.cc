@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -40,16 +41,18 @@ class HostBackend final : public Backend {
   }
 
   // The pages are mapped here: the file is read straight into the arena, and there is nothing to upload.
-  std::span<std::byte> staging(uint64_t offset_bytes, uint64_t size_bytes) override {
-    return arena_->bytes().subspan(offset_bytes, size_bytes);
+  uint32_t max_pieces() const override { return std::numeric_limits<uint32_t>::max(); }
+  Result<Piece> stage(uint64_t offset_bytes, uint64_t size_bytes) override {
+    return Piece{offset_bytes, arena_->bytes().subspan(offset_bytes, size_bytes), 0};
   }
-  Status upload(uint64_t, std::span<const std::byte>) override { return {}; }
+  Status upload(const Piece&) override { return {}; }
+  void retire(const Piece&) override {}
 
-  Result<std::vector<UniqueFd>> seal() override {
+  Result<Shares> seal() override {
     WEIGHTD_ASSIGN_OR_RETURN(std::vector<UniqueFd> chunks, (*std::exchange(arena_, std::nullopt)).seal());
     WEIGHTD_ASSIGN_OR_RETURN(std::vector<UniqueFd> own, duplicate(chunks));
     WEIGHTD_RETURN_IF_ERROR(import(std::move(own), chunk_bytes_));
-    return chunks;
+    return Shares{std::move(chunks), {}};
   }
 
   Status import(std::vector<UniqueFd> chunks, const std::vector<uint64_t>& chunk_bytes) override {

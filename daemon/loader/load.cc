@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+
 #include <algorithm>
-#include <atomic>
 #include <chrono>
-#include <limits>
-#include <mutex>
+#include <map>
 #include <string>
-#include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/text.h"
 #include "daemon/loader/jobs.h"
+#include "daemon/loader/read_sections.h"
 #include "daemon/loader/reporter.h"
 #include "daemon/loader/table.h"
 #include "ipc/memfd.h"
@@ -17,70 +18,6 @@
 
 namespace weightd::loader {
 namespace {
-
-constexpr uint64_t kReadStepBytes = uint64_t{4} << 20;
-
-/// A section of the file and where it goes; sections that stay in the file are read only to be checked.
-struct Task {
-  uint32_t section = 0;
-  bool resident = false;
-  uint64_t arena_offset = 0, size = 0;
-};
-
-std::vector<Task> make_tasks(const store::Manifest& manifest, const store::Residency& residency) {
-  std::vector<Task> tasks(manifest.sections.size());
-  for (uint32_t i = 0; i < tasks.size(); ++i) tasks[i] = {i, false, 0, manifest.sections[i].size_bytes};
-  for (const store::Placement& placement : residency.placements) {
-    for (const store::Plane& plane : manifest.storages[placement.storage].planes) {
-      if (plane.kind != placement.kind) continue;
-      tasks[plane.section].resident = true;
-      tasks[plane.section].arena_offset = placement.arena_offset_bytes;
-    }
-  }
-  // Large ones first, so that no thread is left alone with one at the end; they lie about in file order anyway.
-  std::stable_sort(tasks.begin(), tasks.end(), [](const Task& a, const Task& b) { return a.size > b.size; });
-  return tasks;
-}
-
-Status read_resident(const store::BundleReader& bundle, const Task& task, Backend& backend, const Advance& advance) {
-  store::Xxh128Stream hash;
-  for (uint64_t done = 0; done < task.size;) {
-    const uint64_t step = std::min(kReadStepBytes, task.size - done);
-    const std::span<std::byte> staged = backend.staging(task.arena_offset + done, step);
-    WEIGHTD_RETURN_IF_ERROR(bundle.read(task.section, done, staged));
-    hash.update(staged);
-    WEIGHTD_RETURN_IF_ERROR(backend.upload(task.arena_offset + done, staged));
-    advance(step);
-    done += step;
-  }
-  return bundle.check_hashes(task.section, hash.digest(), bundle.manifest().sections[task.section].sha);
-}
-
-/// All sections, each by one thread: its checksum runs from its first byte to its last.
-Status read_sections(const store::BundleReader& bundle, const std::vector<Task>& tasks, Backend& backend, int threads,
-                     const Advance& advance) {
-  std::atomic<size_t> next = 0;
-  std::mutex mutex;
-  Status failure;
-  const auto work = [&] {
-    for (size_t i = next++; i < tasks.size(); i = next++) {
-      Status status =
-          tasks[i].resident ? read_resident(bundle, tasks[i], backend, advance) : bundle.check_section(tasks[i].section, false);
-      if (status.ok()) continue;
-      next = tasks.size();
-      const std::lock_guard<std::mutex> lock(mutex);
-      if (failure.ok()) failure = std::move(status);
-    }
-  };
-  const auto cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  const int workers = std::min<int>(threads > 0 ? threads : cores, static_cast<int>(std::min<size_t>(tasks.size(), 4096)));
-  {
-    std::vector<std::jthread> others;
-    for (int i = 1; i < workers; ++i) others.emplace_back(work);
-    work();
-  }
-  return failure;
-}
 
 /// The file's checksums were right, so a difference here arose on the way into memory, or in it (CO-105).
 Status compare_blocks(const store::BundleReader& bundle, const ipc::TensorTable& table, const std::vector<uint64_t>& hashes) {
@@ -144,6 +81,28 @@ Status send_chunks(ipc::Channel& channel, std::vector<UniqueFd> chunks) {
   return {};
 }
 
+bool is_legacy(const ipc::Job& job) { return job.transport == "legacy"; }
+
+/// What the model's tensors are stored as. A storage that several tensors share counts once in what is resident.
+std::vector<ipc::EncodingSum> sum_encodings(const store::Manifest& manifest, const store::Residency& residency) {
+  std::map<Encoding, ipc::EncodingSum> sums;
+  for (const store::TensorRecord& tensor : manifest.tensors) {
+    if (!tensor.indexed) continue;
+    ipc::EncodingSum& sum = sums[manifest.storages[tensor.storage].encoding];
+    ++sum.tensors;
+    sum.logical_bytes += tensor.logical_bytes;
+  }
+  for (const store::Placement& placement : residency.placements) {
+    sums[manifest.storages[placement.storage].encoding].resident_bytes += placement.size_bytes;
+  }
+  std::vector<ipc::EncodingSum> list;
+  for (auto& [encoding, sum] : sums) {
+    sum.encoding = encoding_name(encoding);
+    list.push_back(std::move(sum));
+  }
+  return list;
+}
+
 ipc::Planned make_plan(const store::BundleReader& bundle, const store::Residency& residency, const std::vector<uint64_t>& chunks) {
   const store::Manifest& manifest = bundle.manifest();
   ipc::Planned plan;
@@ -157,14 +116,33 @@ ipc::Planned make_plan(const store::BundleReader& bundle, const store::Residency
     ++plan.tensor_count;
   }
   plan.chunk_count = static_cast<uint32_t>(chunks.size());
+  plan.encodings = sum_encodings(manifest, residency);
   return plan;
 }
 
 Status check_job(const ipc::Job& job, const Backend& backend) {
   const uint64_t granularity = backend.granularity_bytes();
+  if (!job.transport.empty() && job.transport != "fd" && !is_legacy(job)) {
+    return Status::invalid_argument("transport '" + printable(job.transport) + "': 'fd' and 'legacy' are known");
+  }
+  if (is_legacy(job)) return {};
   if (job.chunk_bytes >= granularity && job.chunk_bytes % granularity == 0) return {};
   return Status::invalid_argument("chunk_bytes is " + std::to_string(job.chunk_bytes) + ", it must be a multiple of " +
                                   std::to_string(granularity));
+}
+
+/// The legacy transport has one allocation, however large.
+std::vector<uint64_t> cut(const ipc::Job& job, uint64_t arena_bytes, uint64_t granularity) {
+  const uint64_t whole = (arena_bytes + granularity - 1) / granularity * granularity;
+  return ipc::cut_chunks(arena_bytes, is_legacy(job) ? whole : job.chunk_bytes, granularity);
+}
+
+/// What everybody will map is checked, as it will be mapped.
+Status check_copy(const store::BundleReader& bundle, const store::Residency& residency, const ipc::TensorTable& table,
+                  Backend& backend, int threads, const Advance& advance) {
+  WEIGHTD_ASSIGN_OR_RETURN(const std::vector<uint64_t> hashes, backend.hash_blocks(table.arena_bytes, threads, advance));
+  WEIGHTD_RETURN_IF_ERROR(compare_blocks(bundle, table, hashes));
+  return check_f12(bundle, residency, backend, threads, advance);
 }
 
 }  // namespace
@@ -173,13 +151,14 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
   const auto begun = std::chrono::steady_clock::now();
   const int threads = static_cast<int>(std::min<uint32_t>(job.threads, 4096));
   WEIGHTD_RETURN_IF_ERROR(check_job(job, backend));
+  (void)::posix_fadvise(bundle_fd.get(), 0, 0, POSIX_FADV_SEQUENTIAL);  // a file that is not in memory is read ahead further
   WEIGHTD_ASSIGN_OR_RETURN(const store::BundleReader bundle, store::BundleReader::open_fd(std::move(bundle_fd), job.bundle_name));
   const store::Residency* residency = bundle.residency(job.residency);
   if (residency == nullptr) {
     return Status::unsupported(bundle.name() + ": holds no residency '" + printable(job.residency) +
                                "': pack it again with this version");
   }
-  const std::vector<uint64_t> chunk_bytes = ipc::cut_chunks(residency->arena_bytes, job.chunk_bytes, backend.granularity_bytes());
+  const std::vector<uint64_t> chunk_bytes = cut(job, residency->arena_bytes, backend.granularity_bytes());
   if (chunk_bytes.size() > ipc::kMaxListItems) {
     return Status::invalid_argument(bundle.name() + ": needs " + std::to_string(chunk_bytes.size()) + " chunks, at most " +
                                     std::to_string(ipc::kMaxListItems) + " are allowed: raise chunk_bytes");
@@ -188,21 +167,15 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
   WEIGHTD_RETURN_IF_ERROR(wait_for_admission(channel));
 
   WEIGHTD_RETURN_IF_ERROR(backend.allocate(chunk_bytes).with_context(bundle.name()));
-  const std::vector<Task> tasks = make_tasks(bundle.manifest(), *residency);
-  WEIGHTD_RETURN_IF_ERROR(
-      run_with_progress(channel, [&](const Advance& advance) { return read_sections(bundle, tasks, backend, threads, advance); }));
+  WEIGHTD_RETURN_IF_ERROR(run_with_progress(
+      channel, [&](const Advance& advance) { return read_sections(bundle, *residency, backend, threads, advance); }));
   WEIGHTD_RETURN_IF_ERROR(bundle.check_unchanged());
-  WEIGHTD_ASSIGN_OR_RETURN(std::vector<UniqueFd> chunks, backend.seal());
-  WEIGHTD_RETURN_IF_ERROR(send_chunks(channel, std::move(chunks)));
+  WEIGHTD_ASSIGN_OR_RETURN(Shares shares, backend.seal());
+  WEIGHTD_RETURN_IF_ERROR(send_chunks(channel, std::move(shares.chunks)));
 
-  // What everybody will map is checked, as it will be mapped.
   const ipc::TensorTable table = make_table(bundle, *residency);
-  const auto check_copy = [&](const Advance& advance) -> Status {
-    WEIGHTD_ASSIGN_OR_RETURN(const std::vector<uint64_t> hashes, backend.hash_blocks(table.arena_bytes, threads, advance));
-    WEIGHTD_RETURN_IF_ERROR(compare_blocks(bundle, table, hashes));
-    return check_f12(bundle, *residency, backend, threads, advance);
-  };
-  WEIGHTD_RETURN_IF_ERROR(run_with_progress(channel, check_copy));
+  WEIGHTD_RETURN_IF_ERROR(run_with_progress(
+      channel, [&](const Advance& advance) { return check_copy(bundle, *residency, table, backend, threads, advance); }));
   const std::vector<std::byte> encoded = ipc::encode(table);
   if (encoded.size() > ipc::kMaxTableBytes) {
     return Status::unsupported(bundle.name() + ": its tensor table has " + human_bytes(encoded.size()) + ", at most " +
@@ -211,9 +184,9 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
   std::vector<UniqueFd> table_fd(1);
   WEIGHTD_ASSIGN_OR_RETURN(table_fd.front(), ipc::sealed_memfd(encoded, "weight-table"));
   const auto elapsed = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begun);
-  return send(channel,
-              {ipc::LoadResult{chunk_bytes, encoded.size(), table.block_hashes.size(), static_cast<uint64_t>(elapsed.count())}},
-              std::move(table_fd));
+  ipc::LoadResult result{chunk_bytes, encoded.size(), table.block_hashes.size(), static_cast<uint64_t>(elapsed.count()),
+                         std::move(shares.ipc_handle)};
+  return send(channel, {std::move(result)}, std::move(table_fd));
 }
 
 }  // namespace weightd::loader

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <utility>
@@ -19,22 +20,35 @@ class FaultyBackend final : public loader::Backend {
   std::function<Status(uint64_t offset_bytes, std::span<std::byte> staged)> on_upload = [](uint64_t, std::span<std::byte>) {
     return Status();
   };
+  std::function<Status(uint64_t offset_bytes)> before_stage = [](uint64_t) { return Status(); };
+  std::function<void(uint64_t offset_bytes, std::span<std::byte> staged)> on_retire = [](uint64_t, std::span<std::byte>) {};
   std::function<Status()> before_seal = [] { return Status(); };
   std::function<Status()> before_hash = [] { return Status(); };  // the chunks are with the daemon
+
+  uint32_t piece_limit = 1000;  // more at once is a bug of the caller
+  [[nodiscard]] uint32_t pieces_out() const { return pieces_out_; }
 
   uint64_t granularity_bytes() const override { return real_->granularity_bytes(); }
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override {
     WEIGHTD_RETURN_IF_ERROR(before_allocate());
     return real_->allocate(chunk_bytes);
   }
-  std::span<std::byte> staging(uint64_t offset_bytes, uint64_t size_bytes) override {
-    return real_->staging(offset_bytes, size_bytes);
+  uint32_t max_pieces() const override { return piece_limit; }
+  Result<loader::Piece> stage(uint64_t offset_bytes, uint64_t size_bytes) override {
+    WEIGHTD_RETURN_IF_ERROR(before_stage(offset_bytes));
+    WEIGHTD_CHECK(pieces_out_.fetch_add(1) < piece_limit);
+    return real_->stage(offset_bytes, size_bytes);
   }
-  Status upload(uint64_t offset_bytes, std::span<const std::byte> staged) override {
-    WEIGHTD_RETURN_IF_ERROR(on_upload(offset_bytes, real_->staging(offset_bytes, staged.size())));
-    return real_->upload(offset_bytes, staged);
+  Status upload(const loader::Piece& piece) override {
+    WEIGHTD_RETURN_IF_ERROR(on_upload(piece.offset_bytes, piece.bytes));
+    return real_->upload(piece);
   }
-  Result<std::vector<UniqueFd>> seal() override {
+  void retire(const loader::Piece& piece) override {
+    on_retire(piece.offset_bytes, piece.bytes);
+    real_->retire(piece);
+    --pieces_out_;
+  }
+  Result<loader::Shares> seal() override {
     WEIGHTD_RETURN_IF_ERROR(before_seal());
     return real_->seal();
   }
@@ -51,6 +65,7 @@ class FaultyBackend final : public loader::Backend {
 
  private:
   std::unique_ptr<loader::Backend> real_;
+  std::atomic<uint32_t> pieces_out_ = 0;
 };
 
 }  // namespace weightd::testing

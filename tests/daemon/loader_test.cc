@@ -268,12 +268,9 @@ TEST(Loader, CO_105_AGoodFileAndABadCopy) {
   const TempDir folder;
   make_bundle(folder / "m.wpk", {5, 2, 64, 256, Encoding::kF12});
   FaultyBackend backend;
-  std::span<std::byte> arena;
-  std::atomic<int> uploads = 0;
-  backend.on_upload = [&](uint64_t, std::span<std::byte> staged) {
-    // The last byte flips after the file's checksum saw it: hashing comes before the upload.
-    if (uploads++ == 1) staged.back() ^= std::byte{1};
-    return Status();
+  std::atomic<int> retired = 0;
+  backend.on_retire = [&](uint64_t, std::span<std::byte> staged) {
+    if (retired++ == 1) staged.back() ^= std::byte{1};  // after the file's checksum saw it
   };
   const Outcome outcome = load(folder / "m.wpk", backend);
   EXPECT_EQ(outcome.status.code(), StatusCode::kCorruption);
