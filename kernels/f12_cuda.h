@@ -68,8 +68,10 @@ struct GemmDevice {
 /// m or n of 0: nothing is written. k of 0: y is +0.
 /// Products are exact and summed in fp32 by the tensor core, rounded once to BF16, to nearest even. With A = k/8 + plan.slices + 4
 /// additions on the way, |y - (exact)| <= 2^-8 |exact| + A · 2^-22 · sum |x w|, if no partial sum leaves fp32's normal range. The
-/// order of the sum is fixed by plan.slices alone: same bits at every launch, for a token whatever other tokens are in the batch,
-/// and on every kernel that the plan may name.
+/// order of the sum is fixed by plan.slices for kDirect and kBulk, and by plan.slices and plan.splits for kWgmma: same bits at
+/// every launch, and for a token whatever other tokens are in the batch. kDirect and kBulk give the same bits as each other, kWgmma
+/// others. plan_gemm picks kWgmma for more tokens than kBulk is fast with, so a token's last bit may differ between plans made for
+/// few and for many tokens; who must exclude that names the kernel in the request.
 [[nodiscard]] Status launch_gemm(const GemmDevice& device, const GemmPlan& plan, const F12DeviceMatrix& w, ConstBf16Matrix x,
                                  Bf16Matrix y, cudaStream_t stream);
 

@@ -291,6 +291,7 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
   const uint32_t shared = ptx::shared_address(memory);
   const uint32_t scratch = shared + args.wgmma.scratch + warp * kScratchBytes;
   const uint32_t unit_bytes = plan.tiles_per_stage * Tile::kBytes;
+  const uint32_t my_weights = shared + args.wgmma.weights + role.unit * unit_bytes;
   const uint32_t warp_slices = plan.warp_slices();
   const uint32_t stages = work.stages(plan);
   constexpr uint32_t kNone = ~0U;
@@ -337,25 +338,28 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
       }
       const uint32_t first_tile = stage * plan.tiles_per_stage;
       const uint32_t tiles = work.stage_tiles(plan, stage);
+      const uint32_t my_tiles = my_weights + position.slot * args.wgmma.weight_stage_bytes;
       for (uint32_t c = 0; c < tiles; ++c) {
-        uint4 v[kUnits][Tile::kVectors];
+        // While the products of the tile before run: all of decoding but the merge, which needs their registers.
+        typename Tile::Halves halves[kUnits];
 #pragma unroll
         for (int p = 0; p < kUnits; ++p) {
-          const uint32_t unit = role.unit + static_cast<uint32_t>(p) * role.unit_stride;
-          const uint32_t from = shared + args.wgmma.weights + position.slot * args.wgmma.weight_stage_bytes + unit * unit_bytes;
-          if (active[p]) load_tile_shared<Tile>(from + c * Tile::kBytes, lane, v[p]);
+          if (!active[p]) continue;
+          const uint32_t unit = static_cast<uint32_t>(p) * role.unit_stride;  // from the first
+          uint4 v[Tile::kVectors];
+          load_tile_shared<Tile>(my_tiles + unit * unit_bytes + c * Tile::kBytes, lane, v);
+          halves[p] = Tile::split(v, windows[p], [&](uint4& ha, uint4& hb) {
+            const uint32_t tile = first_tile + c;
+            const Record record =
+                Record::load(my_records + unit * args.wgmma.record_unit_bytes + tile / f12::kGroupTiles * f12::kRecordBytes);
+            patch_tile(record, tile % f12::kGroupTiles, args.w, scratch, lane, ha, hb);
+          });
         }
         ptx::wgmma_wait_all();
         give_back();
 #pragma unroll
         for (int p = 0; p < kUnits; ++p) {
-          if (!active[p]) continue;
-          a[p] = Tile::decode(v[p], windows[p], [&](uint4& ha, uint4& hb) {
-            const uint32_t tile = first_tile + c;
-            const std::byte* unit_records = my_records + static_cast<uint32_t>(p) * role.unit_stride * args.wgmma.record_unit_bytes;
-            const Record record = Record::load(unit_records + tile / f12::kGroupTiles * f12::kRecordBytes);
-            patch_tile(record, tile % f12::kGroupTiles, args.w, scratch, lane, ha, hb);
-          });
+          if (active[p]) a[p] = Tile::merge(halves[p]);
         }
         const uint64_t x_tile =
             ptx::swizzled_descriptor(shared + position.slot * args.wgmma.x_stage_bytes + c * (kTokens * kXRowBytes));
@@ -368,7 +372,11 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
         ptx::wgmma_commit();
       }
       held = position.slot;
-      for (uint32_t i = 0; i < warp_slices; ++i) position.advance(plan.stages);
+      position.slot += warp_slices;  // at most one round: a ring has a slot for each slice
+      if (position.slot >= plan.stages) {
+        position.slot -= plan.stages;
+        position.parity ^= 1;
+      }
     }
     ptx::wgmma_wait_all();
     give_back();

@@ -111,20 +111,34 @@ struct F12Tile {
     return {rows[0] * 0x01010101U, rows[8] * 0x01010101U};
   }
 
+  /// Low and high bytes of the weights, not merged yet.
+  struct Halves {
+    uint4 la, lb, ha, hb;
+  };
+
   /// `patch(ha, hb)` may replace high bytes.
   template <typename Patch>
-  __device__ static Fragments decode(const uint4 (&v)[kVectors], const Windows& windows, Patch&& patch) {
+  __device__ __forceinline__ static Halves split(const uint4 (&v)[kVectors], const Windows& windows, Patch&& patch) {
     const uint4 c = v[2];
     uint4 ha = {(c.x & kSignAndIndex) + windows.a, (c.y & kSignAndIndex) + windows.a, (c.z & kSignAndIndex) + windows.a,
                 (c.w & kSignAndIndex) + windows.a};
     uint4 hb = {high_b(c.x, windows.b), high_b(c.y, windows.b), high_b(c.z, windows.b), high_b(c.w, windows.b)};
     patch(ha, hb);
+    return {v[0], v[1], ha, hb};
+  }
+
+  __device__ __forceinline__ static Fragments merge(const Halves& h) {
     Fragments f;
-    merge_bytes(v[0].x, v[1].x, ha.x, hb.x, f.a[0]);
-    merge_bytes(v[0].y, v[1].y, ha.y, hb.y, f.a[1]);
-    merge_bytes(v[0].z, v[1].z, ha.z, hb.z, f.a[2]);
-    merge_bytes(v[0].w, v[1].w, ha.w, hb.w, f.a[3]);
+    merge_bytes(h.la.x, h.lb.x, h.ha.x, h.hb.x, f.a[0]);
+    merge_bytes(h.la.y, h.lb.y, h.ha.y, h.hb.y, f.a[1]);
+    merge_bytes(h.la.z, h.lb.z, h.ha.z, h.hb.z, f.a[2]);
+    merge_bytes(h.la.w, h.lb.w, h.ha.w, h.hb.w, f.a[3]);
     return f;
+  }
+
+  template <typename Patch>
+  __device__ static Fragments decode(const uint4 (&v)[kVectors], const Windows& windows, Patch&& patch) {
+    return merge(split(v, windows, patch));
   }
 
   __device__ static uint32_t high_b(uint32_t c, uint32_t window) { return (__funnelshift_l(c, c, 4) & kSignAndIndex) + window; }
@@ -138,12 +152,25 @@ struct Raw16Tile {
   struct Windows {};
   __device__ static Windows load_windows(const F12DeviceMatrix&, uint64_t, uint32_t) { return {}; }
 
+  struct Halves {
+    uint4 v[kVectors];
+  };
+
   template <typename Patch>
-  __device__ static Fragments decode(const uint4 (&v)[kVectors], const Windows&, Patch&&) {
-    return {{{v[0].x, v[0].y, v[0].z, v[0].w},
-             {v[1].x, v[1].y, v[1].z, v[1].w},
-             {v[2].x, v[2].y, v[2].z, v[2].w},
-             {v[3].x, v[3].y, v[3].z, v[3].w}}};
+  __device__ __forceinline__ static Halves split(const uint4 (&v)[kVectors], const Windows&, Patch&&) {
+    return {{v[0], v[1], v[2], v[3]}};
+  }
+
+  __device__ __forceinline__ static Fragments merge(const Halves& h) {
+    return {{{h.v[0].x, h.v[0].y, h.v[0].z, h.v[0].w},
+             {h.v[1].x, h.v[1].y, h.v[1].z, h.v[1].w},
+             {h.v[2].x, h.v[2].y, h.v[2].z, h.v[2].w},
+             {h.v[3].x, h.v[3].y, h.v[3].z, h.v[3].w}}};
+  }
+
+  template <typename Patch>
+  __device__ static Fragments decode(const uint4 (&v)[kVectors], const Windows& windows, Patch&& patch) {
+    return merge(split(v, windows, patch));
   }
 };
 

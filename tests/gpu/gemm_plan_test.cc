@@ -8,7 +8,7 @@
 namespace weightd::kernels {
 namespace {
 
-constexpr DeviceTraits kH200{132, 232448, true};
+constexpr DeviceTraits kH200{132, 232448, true, true};
 constexpr DeviceTraits kA100{108, 166912, false};
 constexpr DeviceTraits kSmall{58, 101376, false};
 constexpr DeviceTraits kBlackwell{188, 101376, true};
@@ -19,8 +19,49 @@ GemmPlan plan_or_fail(const DeviceTraits& device, const GemmRequest& request) {
   return plan.ok() ? *plan : GemmPlan{};
 }
 
+/// One warp of the loading warpgroup starts the weights of a stage, one lane a unit; registers and barriers are what the kernel
+/// has.
+void expect_legal_wgmma(const DeviceTraits& device, const GemmRequest& request, const GemmPlan& plan) {
+  SCOPED_TRACE(plan.to_string());
+  const uint64_t units = (request.n + 15) / 16;
+  const uint32_t slots = 4 * plan.warpgroups * plan.units_per_warp;
+  ASSERT_EQ(plan.kernel, GemmKernel::kWgmma);
+  EXPECT_TRUE(device.wgmma && request.tensor_copy);
+  EXPECT_GE(uint64_t{plan.blocks} * plan.units_per_block, units);
+  EXPECT_LT((uint64_t{plan.blocks} / plan.sharing - 1) * plan.sharing * plan.units_per_block, units) << "the last cluster has work";
+  EXPECT_EQ(plan.blocks % plan.sharing, 0U);
+  EXPECT_LE(plan.blocks * plan.splits, device.sm_count);
+  EXPECT_LE(plan.splits * plan.sharing, 8U) << "the largest cluster every device takes";
+  EXPECT_EQ(plan.slices % plan.splits, 0U);
+  EXPECT_EQ(plan.warpgroups % plan.warp_slices(), 0U);
+  EXPECT_LE(plan.units_per_pass, slots / plan.warp_slices());
+  EXPECT_LE(plan.units_per_pass, 32U);
+  EXPECT_TRUE(plan.slices == 1 || plan.passes() == 1);
+  EXPECT_GE(plan.stages, plan.warp_slices());
+  EXPECT_GE(plan.stages, 2U);
+  EXPECT_LE(plan.stages, kMaxWgmmaStages);
+  EXPECT_LE(plan.tiles_per_stage, 32U);
+  EXPECT_TRUE(plan.warp_slices() == 1 || plan.tiles_per_stage == 1) << "the order of the sum must not depend on the ring";
+  EXPECT_TRUE(plan.token_block == 32 || plan.token_block == 64 || plan.token_block == 128);
+  EXPECT_GE(plan.token_block / 8, plan.splits) << "each block of a cluster sums whole token tiles";
+  EXPECT_GE(plan.token_block / plan.sharing, 8U) << "the swizzle pattern has 8 rows";
+  const WgmmaShared shared(plan, request.tile_bytes);
+  EXPECT_EQ(plan.shared_bytes, shared.total_bytes);
+  EXPECT_LE(plan.shared_bytes, device.shared_bytes);
+  EXPECT_EQ(shared.weights % kSwizzleAlign, 0U);
+  EXPECT_EQ(shared.records % 16, 0U);
+  EXPECT_EQ(shared.scratch % 16, 0U);
+  EXPECT_EQ(shared.barriers % 8, 0U);
+  if (plan.slices > 1) {
+    EXPECT_GE(shared.records, plan.warp_slices() * plan.units_per_pass * plan.token_block * 64) << "room for the sums";
+  }
+  EXPECT_LT(plan.tiles_per_stage * (plan.units_per_pass * request.tile_bytes + plan.token_block * kXRowBytes), 1U << 20)
+      << "what a barrier can expect";
+}
+
 void expect_legal(const DeviceTraits& device, const GemmRequest& request) {
   const GemmPlan plan = plan_or_fail(device, request);
+  if (plan.kernel == GemmKernel::kWgmma) return expect_legal_wgmma(device, request, plan);
   SCOPED_TRACE(plan.to_string());
   const uint64_t units = (request.n + 15) / 16;
   EXPECT_GE(uint64_t{plan.blocks} * plan.units_per_block, units);
@@ -55,14 +96,72 @@ TEST(GemmPlan, EveryShapeHasALegalPlanOnEveryDevice) {
   }
 }
 
+TEST(GemmPlan, EveryLegalCutOfTheWarpgroupKernelIsLegal) {
+  int legal = 0;
+  for (const uint64_t n : {1, 16, 500, 4096, 6144, 14336, 28672, 128256}) {
+    for (const uint64_t k : {1, 64, 520, 4096, 28672}) {
+      for (const uint64_t m : {1, 33, 64, 128, 500}) {
+        for (const uint32_t units_per_warp : {1, 2}) {
+          for (const uint32_t splits : {1, 2, 4}) {
+            for (const uint32_t sharing : {1, 2, 4}) {
+              for (const uint32_t tiles : {0, 1, 2, 5}) {
+                const GemmRequest request{n, k, m, true};
+                const Result<GemmPlan> plan =
+                    plan_wgmma(kH200, request, {4 / units_per_warp, units_per_warp, splits, sharing, tiles, 0});
+                if (!plan.ok()) continue;
+                expect_legal_wgmma(kH200, request, *plan);
+                ++legal;
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(legal, 2000);
+}
+
+TEST(GemmPlan, RefusesCutsThatNoKernelHas) {
+  const GemmRequest request{4096, 4096, 64, true};
+  for (const WgmmaCut& cut : {WgmmaCut{3, 1},
+                              {4, 2},
+                              {0, 0},
+                              {2, 2, 3},
+                              {4, 1, 0},
+                              {4, 1, 1, 0},
+                              {4, 1, 4, 4},
+                              {4, 1, 8},
+                              WgmmaCut{4, 1, 1, 1, 17},
+                              {4, 1, 1, 1, 1, 17},
+                              {4, 1, 1, 1, 1, 1}}) {
+    EXPECT_EQ(plan_wgmma(kH200, request, cut).status().code(), StatusCode::kUnsupported);
+  }
+  EXPECT_EQ(plan_wgmma(kBlackwell, request, {}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(plan_wgmma(kH200, {4096, 4096, 64, false}, {}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(plan_wgmma(kH200, {4096, 0, 64, true}, {}).status().code(), StatusCode::kUnsupported);
+  EXPECT_EQ(plan_wgmma(kH200, {128256, 4096, 64, true}, {4, 1, 2}).status().code(), StatusCode::kUnsupported)
+      << "a block would make several passes";
+}
+
 TEST(GemmPlan, TheOrderOfTheSumIsAFunctionOfTheShape) {
   for (const uint64_t n : {100, 4096, 6144, 14336, 128256}) {
     for (const uint64_t k : {64, 700, 4096, 14336}) {
-      const uint32_t slices = plan_or_fail(kH200, {n, k, 1, true}).slices;
-      for (const uint64_t m : {2, 16, 33, 64, 5000}) {
-        EXPECT_EQ(plan_or_fail(kH200, {n, k, m, true}).slices, slices);
-        EXPECT_EQ(plan_or_fail(kH200, {n, k, m, false}).slices, slices);
-        EXPECT_EQ(plan_or_fail(kH200, {n, k, m, true, true, 2048}).slices, slices);
+      GemmRequest request{n, k, 1, true};
+      request.kernel = GemmKernel::kBulk;
+      const uint32_t streaming = plan_or_fail(kH200, request).slices;
+      request.kernel = GemmKernel::kWgmma;
+      const GemmPlan wgmma = plan_or_fail(kH200, request);
+      for (const uint64_t m : {2, 16, 33, 64, 128, 5000}) {
+        for (const uint32_t tile_bytes : {1536, 2048}) {
+          GemmRequest other{n, k, m, true, true, tile_bytes};
+          other.kernel = GemmKernel::kWgmma;
+          EXPECT_EQ(plan_or_fail(kH200, other).slices, wgmma.slices);
+          EXPECT_EQ(plan_or_fail(kH200, other).splits, wgmma.splits);
+          for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
+            other.kernel = kernel;
+            EXPECT_EQ(plan_or_fail(kH200, other).slices, streaming);
+          }
+        }
       }
     }
   }
@@ -73,6 +172,32 @@ TEST(GemmPlan, UsesTheBulkKernelWhereItCan) {
   EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 16, false}).kernel, GemmKernel::kDirect);
   EXPECT_EQ(plan_or_fail(kA100, {4096, 4096, 16, true}).kernel, GemmKernel::kDirect);
   EXPECT_EQ(plan_or_fail(kH200, {4096, 0, 16, true}).kernel, GemmKernel::kDirect);
+}
+
+TEST(GemmPlan, UsesTheWarpgroupKernelForManyTokens) {
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 32, true}).kernel, GemmKernel::kBulk);
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 33, true}).kernel, GemmKernel::kWgmma);
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 33, false}).kernel, GemmKernel::kDirect);
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 0, 33, true}).kernel, GemmKernel::kDirect);
+  EXPECT_EQ(plan_or_fail(kBlackwell, {4096, 4096, 128, true}).kernel, GemmKernel::kBulk);
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 4000000, 64, true}).kernel, GemmKernel::kDirect) << "the records fill the shared memory";
+}
+
+TEST(GemmPlan, AGivenKernelOrNone) {
+  GemmRequest request{4096, 4096, 64, true};
+  for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk, GemmKernel::kWgmma}) {
+    request.kernel = kernel;
+    EXPECT_EQ(plan_or_fail(kH200, request).kernel, kernel);
+  }
+  request.kernel = GemmKernel::kWgmma;
+  EXPECT_EQ(plan_gemm(kBlackwell, request).status().code(), StatusCode::kUnsupported);
+  request.kernel = GemmKernel::kBulk;
+  EXPECT_EQ(plan_gemm(kA100, request).status().code(), StatusCode::kUnsupported);
+  request.k = 4000000;
+  EXPECT_EQ(plan_gemm(kH200, request).status().code(), StatusCode::kUnsupported);
+  request = {4096, 4096, 64, false};
+  request.kernel = GemmKernel::kBulk;
+  EXPECT_EQ(plan_gemm(kH200, request).status().code(), StatusCode::kUnsupported);
 }
 
 TEST(GemmPlan, SpreadsWholeUnitsOverTheBlocks) {
@@ -90,6 +215,11 @@ TEST(GemmPlan, SpreadsWholeUnitsOverTheBlocks) {
 TEST(GemmPlan, PrintsItself) {
   const GemmPlan plan = plan_or_fail(kA100, {4096, 4096, 5, true});
   EXPECT_EQ(plan.to_string(), "direct 4096x4096: 86 blocks x 3 units, 3x5 warps, 10 tiles x 2 stages, 8 tokens, 35 KiB");
+  const Result<GemmPlan> wgmma = plan_wgmma(kH200, {6144, 4096, 64, true, true}, {4, 1, 2, 1, 1, 10});
+  ASSERT_TRUE(wgmma.ok());
+  EXPECT_EQ(wgmma->to_string(),
+            "wgmma 6144x4096: 64 blocks x 6 units, 6 a pass, 4 warpgroups x 1, 2 splits x 2 slices, x shared by 1, 1 tiles x 10 "
+            "stages, 64 tokens, 187 KiB, overlapped");
 }
 
 TEST(GemmPlan, RefusesWhatCannotBe) {
