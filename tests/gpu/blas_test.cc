@@ -319,6 +319,57 @@ TEST(ExactMode, EmptyExtents) {
   EXPECT_EQ(testing::from_device<uint16_t>(y), std::vector<uint16_t>(120, 0));
 }
 
+/// Layers one after the other through one workspace, in a stream and in a graph: a decompression may not start to write while the
+/// product before still reads.
+TEST(ExactMode, LayersShareAWorkspace) {
+  constexpr uint64_t kWidth = 1024, kM = 40;
+  constexpr size_t kLayers = 24;
+  const auto blas = blas_or_die();
+  const DeviceMemory blas_workspace(Blas::kWorkspaceBytes);
+  const DeviceMemory workspace(exact_workspace_bytes(kWidth, kWidth));
+  const DeviceMatrix x(testing::random_activations(kM, kWidth, 3));
+  std::vector<DeviceF12> layers;
+  std::vector<Output> got;
+  std::vector<std::vector<uint16_t>> want;
+  for (size_t i = 0; i < kLayers; ++i) {
+    const Words words = testing::random_weights(kWidth, kWidth, i % 2 == 0 ? 0 : 1e-2, true, 50 + i);
+    const Output y(kM, kWidth, kWidth, 0);
+    ASSERT_TRUE(blas->multiply(DeviceMatrix(words).view(), x.view(), y.view(), blas_workspace.data(), nullptr).ok());
+    want.push_back(y.take());
+    layers.emplace_back(testing::encode(words));
+    got.emplace_back(kM, kWidth, kWidth, 0);
+  }
+  cudaStream_t stream = nullptr;
+  testing::require_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+  const auto launch_all = [&] {
+    for (size_t i = 0; i < kLayers; ++i) {
+      const Status status = multiply_exact(*blas, layers[i].matrix(), x.view(), got[i].view(), workspace.data(), stream);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+    }
+  };
+  const auto check = [&] {
+    testing::require_cuda(cudaStreamSynchronize(stream), "layers");
+    for (size_t i = 0; i < kLayers; ++i) ASSERT_EQ(testing::first_difference(got[i].take(), want[i], kWidth), "") << "layer " << i;
+  };
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    launch_all();
+    check();
+  }
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  testing::require_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
+  launch_all();
+  testing::require_cuda(cudaStreamEndCapture(stream, &graph), "capture");
+  testing::require_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    testing::require_cuda(cudaGraphLaunch(executable, stream), "replay");
+    check();
+  }
+  testing::require_cuda(cudaGraphExecDestroy(executable), "destroy");
+  testing::require_cuda(cudaGraphDestroy(graph), "destroy");
+  testing::require_cuda(cudaStreamDestroy(stream), "destroy");
+}
+
 /// Captured once, replayed with other activations.
 TEST(ExactMode, InAGraph) {
   constexpr uint64_t kN = 512, kK = 1024, kM = 48;

@@ -148,6 +148,33 @@ TEST(Decompress, ManyUnitsBeyondOneGridRow) {
   check_decompress(words, device, 0, words.n, 8, 0);
 }
 
+/// One buffer for many matrices in a row, read by a copy in between: no launch overtakes the one before it.
+TEST(Decompress, LaunchesInARowKeepTheirOrder) {
+  constexpr uint64_t kRows = 512, kColumns = 1024;
+  constexpr size_t kMatrices = 8;
+  std::vector<Words> words;
+  std::vector<DeviceF12> coded;
+  for (size_t i = 0; i < kMatrices; ++i) {
+    words.push_back(testing::random_weights(kRows, kColumns, i % 2 == 0 ? 0 : 1e-2, false, 60 + i));
+    coded.emplace_back(testing::encode(words.back()));
+  }
+  const DeviceMemory out(kRows * kColumns * 2);
+  std::vector<DeviceMemory> copies;
+  for (size_t i = 0; i < kMatrices; ++i) copies.emplace_back(out.bytes());
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    for (size_t i = 0; i < kMatrices; ++i) {
+      for (const size_t which : {(i + 3) % kMatrices, i}) {
+        ASSERT_TRUE(launch_decompress(coded[which].matrix(), 0, kRows, out.as<uint16_t>(), kColumns, nullptr).ok());
+      }
+      testing::require_cuda(cudaMemcpyAsync(copies[i].data(), out.data(), out.bytes(), cudaMemcpyDeviceToDevice, nullptr), "copy");
+    }
+    for (size_t i = 0; i < kMatrices; ++i) {
+      ASSERT_EQ(testing::first_difference(testing::from_device<uint16_t>(copies[i]), words[i].words, kColumns), "")
+          << "matrix " << i;
+    }
+  }
+}
+
 TEST(Decompress, CO_054_CO_058_RefusesWhatItsContractForbids) {
   const Words words = testing::random_weights(32, 64, 0, false, 8);
   const DeviceF12 device(testing::encode(words));
