@@ -35,7 +35,8 @@ using test::SealedModel;
 using test::TempFolder;
 using testing::HasSubstr;
 
-constexpr size_t kAcquire = 2, kRelease = 3;  // in ipc::Request::body
+constexpr size_t kAcquire = 2, kRelease = 3;                                     // in ipc::Request::body
+constexpr const char* kStrangeGpu = "GPU-00000000-1111-2222-3333-444444444444";  // of no machine
 static_assert(std::is_same_v<std::variant_alternative_t<kAcquire, decltype(ipc::Request::body)>, ipc::AcquireRequest>);
 static_assert(std::is_same_v<std::variant_alternative_t<kRelease, decltype(ipc::Request::body)>, ipc::ReleaseRequest>);
 
@@ -242,6 +243,96 @@ TEST(Connection, EventsArriveInOrderAndPoll) {
   EXPECT_EQ(events[1].kind, Event::Kind::kShuttingDown);
   EXPECT_EQ(model.info().state, "draining");
   EXPECT_TRUE(client.poll_events().value().empty());
+}
+
+TEST(Connection, ALostModelSaysSoAtEachCall) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  daemon.publish(small_model("a", 1));
+  daemon.publish(small_model("b", 1));
+  Client client = Client::connect(options_for(folder / "s")).value();
+  Model model = client.acquire("a").value();
+  const Model other = client.acquire("b").value();
+  const Tensor tensor = model.tensor("w").value();
+
+  ipc::ModelSummary summary = small_model("a", 1)->summary;
+  summary.state = ipc::GenerationState::kLost;
+  daemon.send_event({ipc::LostEvent{summary}});
+  ASSERT_TRUE(client.list().ok());
+  const std::vector<Event> events = client.poll_events().value();
+  ASSERT_EQ(events.size(), 1U);
+  EXPECT_EQ(events[0].kind, Event::Kind::kLost);
+  EXPECT_EQ(events[0].model.name, "a");
+  EXPECT_EQ(model.info().state, "lost");
+
+  const std::vector<uint16_t> x(2, 0x3f80);
+  std::vector<uint16_t> y(2, 0xdead);
+  const std::vector<int32_t> rows{0};
+  const Status status = tensor.gemm({x.data(), 1, 2, 2}, {y.data(), 1, 2, 2});
+  EXPECT_EQ(status.code(), StatusCode::kLost);
+  EXPECT_THAT(status.message(), HasSubstr("model 'a'"));
+  EXPECT_EQ(tensor.decompress(std::as_writable_bytes(std::span(y))).code(), StatusCode::kLost);
+  EXPECT_EQ(tensor.gather_rows(rows, {y.data(), 1, 2, 2}).code(), StatusCode::kLost);
+  EXPECT_EQ(model.tensor("w").status().code(), StatusCode::kLost);
+  EXPECT_EQ(tensor.workspace_bytes(), 0U);
+  EXPECT_TRUE(tensor.data().empty());
+  EXPECT_THAT(y, testing::Each(0xdead));
+  EXPECT_EQ(first_word(other), 0x3f80) << "other models are not";
+
+  // Acquired anew it is another mapping, even of the same content.
+  daemon.publish(small_model("a", 2));
+  const Model again = client.acquire("a").value();
+  EXPECT_EQ(first_word(again), 0x3f80);
+  EXPECT_EQ(tensor.gemm({x.data(), 1, 2, 2}, {y.data(), 1, 2, 2}).code(), StatusCode::kLost);
+  EXPECT_TRUE(model.release().ok());
+  EXPECT_EQ(daemon.lease_count(), 2U) << "the lease on what is lost is given back like any other";
+}
+
+TEST(Connection, AWordOfAnotherGenerationsLossChangesNothing) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  daemon.publish(small_model("a", 2));
+  Client client = Client::connect(options_for(folder / "s")).value();
+  const Model model = client.acquire("a").value();
+  ipc::ModelSummary summary = small_model("a", 1)->summary;
+  summary.state = ipc::GenerationState::kLost;
+  daemon.send_event({ipc::LostEvent{summary}});
+  ASSERT_TRUE(client.list().ok());
+  EXPECT_EQ(model.info().state, "published");
+  EXPECT_EQ(first_word(model), 0x3f80);
+}
+
+TEST(Connection, CO_144_AModelOnAGpuThatIsNotHereGivesTheLeaseBack) {
+  const TempFolder folder;
+  FakeDaemon daemon(folder / "s");
+  for (const char* transport : {"fd", "legacy", "pigeon"}) {
+    const std::shared_ptr<SealedModel> model = small_model(transport, 1);
+    model->summary.device = kStrangeGpu;
+    model->summary.transport = transport;
+    daemon.publish(model);
+  }
+  const std::shared_ptr<SealedModel> on_host = small_model("legacy-on-host", 1);
+  on_host->summary.transport = "legacy";
+  daemon.publish(on_host);
+  Client client = Client::connect(options_for(folder / "s")).value();
+  const size_t descriptors = open_descriptors();
+  const auto acquire = [&](const char* name) {
+    const Status status = client.acquire(name).status();
+    EXPECT_TRUE(daemon.wait_for_leases(0)) << name;
+    EXPECT_EQ(open_descriptors(), descriptors) << name;
+    return status;
+  };
+  const StatusCode no_gpu = WEIGHTD_WITH_CUDA ? StatusCode::kUnavailable : StatusCode::kUnsupported;
+  const Status status = acquire("fd");
+  EXPECT_EQ(status.code(), no_gpu) << status.to_string();
+  EXPECT_THAT(status.message(), HasSubstr("model 'fd'"));
+  EXPECT_THAT(status.message(), testing::AnyOf(HasSubstr(kStrangeGpu), HasSubstr("libcuda.so.1")));
+  EXPECT_EQ(acquire("legacy").code(), no_gpu);
+  EXPECT_EQ(acquire("pigeon").code(), StatusCode::kUnsupported);
+  EXPECT_EQ(acquire("legacy-on-host").code(), StatusCode::kUnsupported);
+  daemon.publish(small_model("a", 1));
+  EXPECT_EQ(first_word(client.acquire("a").value()), 0x3f80) << "and the connection goes on";
+  EXPECT_EQ(daemon.session_count(), 1U);
 }
 
 TEST(Connection, ReconnectsAtTheNextCallAndLeasesAgainByContent) {
@@ -516,6 +607,17 @@ TEST(Connection, CO_151_AFailedImportGivesTheLeaseBackAtOnce) {
       {"fewer descriptors than chunks",
        {},
        [](ipc::AcquiredReply& a, std::vector<UniqueFd>& fds) {
+         fds.pop_back();
+         a.fd_count = 1;
+       }},
+      {"a memory handle beside descriptors",
+       {},
+       [](ipc::AcquiredReply& a, std::vector<UniqueFd>&) { a.ipc_handle.resize(ipc::kIpcHandleBytes); }},
+      {"legacy without a memory handle",
+       {},
+       [](ipc::AcquiredReply& a, std::vector<UniqueFd>& fds) {
+         a.model.transport = "legacy";
+         a.model.device = kStrangeGpu;
          fds.pop_back();
          a.fd_count = 1;
        }},

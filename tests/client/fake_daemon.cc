@@ -196,7 +196,9 @@ void FakeDaemon::acquire(Session& session, uint64_t id, const ipc::AcquireReques
     if (model->summary.name == request.model && wanted) found = model;
   }
   if (found == nullptr) return reply(session, id, Status::not_found("no model '" + request.model + "'"));
-  reply(session, id, acquired(*found, grant(session)), found->copies_of_fds());
+  std::vector<UniqueFd> fds = found->copies_of_fds();
+  if (found->summary.transport == "legacy") fds.resize(1);
+  reply(session, id, acquired(*found, grant(session)), std::move(fds));
 }
 
 ipc::AcquiredReply FakeDaemon::acquired(const SealedModel& model, uint64_t lease) {
@@ -207,6 +209,10 @@ ipc::AcquiredReply FakeDaemon::acquired(const SealedModel& model, uint64_t lease
   reply.chunk_bytes = model.chunk_bytes;
   reply.fd_count = static_cast<uint32_t>(model.chunks.size() + 1);
   reply.table_bytes = model.table_bytes;
+  if (model.summary.transport == "legacy") {  // of memory that nobody has
+    reply.fd_count = 1;
+    reply.ipc_handle.resize(ipc::kIpcHandleBytes);
+  }
   return reply;
 }
 

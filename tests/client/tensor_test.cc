@@ -164,6 +164,76 @@ TEST_F(TensorTest, CO_042_AnOutputThatIsTooSmallIsNotTouched) {
   EXPECT_EQ(tensor("square").decompress_rows(0, 2, out.first(255)).code(), StatusCode::kInvalidArgument);
 }
 
+template <typename Index>
+void check_gather(const Tensor& tensor, const Matrix& matrix) {
+  std::vector<Index> rows;
+  for (uint64_t i = 0; i < 3 * matrix.n; ++i)
+    rows.push_back(static_cast<Index>(i * i * 7 % matrix.n));  // some many times, some never
+  const uint64_t stride = matrix.k + 3;
+  for (const int threads : {1, 4}) {
+    GemmOptions options;
+    options.threads = threads;
+    std::vector<uint16_t> out(rows.size() * stride, kCanary), expected(rows.size() * stride, kCanary);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::copy_n(&matrix.words[static_cast<uint64_t>(rows[i]) * matrix.k], matrix.k, &expected[i * stride]);
+    }
+    const Status status = tensor.gather_rows(rows, {out.data(), rows.size(), matrix.k, static_cast<int64_t>(stride)}, options);
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    EXPECT_EQ(out, expected) << matrix.name << ", " << threads << " threads";
+  }
+}
+
+TEST_F(TensorTest, GatherGivesTheRowsAskedFor) {
+  for (const Matrix& matrix : matrices()) {
+    check_gather<int32_t>(tensor(matrix.name), matrix);
+    check_gather<int64_t>(tensor(matrix.name), matrix);
+  }
+}
+
+TEST_F(TensorTest, GatherRefusesWhatIsNotThereAndWritesNothing) {
+  std::vector<uint16_t> out(4 * 130, kCanary);
+  const auto code = [&](const char* name, std::vector<int64_t> rows, Bf16Matrix to) {
+    return tensor(name).gather_rows(rows, to).code();
+  };
+  const Bf16Matrix two{out.data(), 2, 130, 130};
+  for (const int64_t outside : {int64_t{50}, int64_t{-1}, kMostNegative, kMostPositive}) {
+    const std::vector<int64_t> rows{0, outside};
+    const Status status = tensor("coded").gather_rows(rows, two);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_THAT(status.message(), HasSubstr("tensor 'coded'"));
+    EXPECT_THAT(status.message(), HasSubstr(std::to_string(outside)));
+  }
+  EXPECT_EQ(code("k", {16}, {out.data(), 1, 72, 72}), StatusCode::kInvalidArgument) << "v's first row";
+  EXPECT_EQ(code("plain", {37}, {out.data(), 1, 61, 61}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("coded", {0, 1, 2}, two), StatusCode::kInvalidArgument) << "more indexes than rows";
+  EXPECT_EQ(code("coded", {0, 1}, {out.data(), 2, 129, 130}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("coded", {0, 1}, {nullptr, 2, 130, 130}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("coded", {0, 1}, {out.data(), 2, 130, 129}), StatusCode::kInvalidArgument) << "stride";
+  EXPECT_EQ(code("coded", {0, 1}, {out.data(), 2, 130, -130}), StatusCode::kInvalidArgument);
+  EXPECT_EQ(code("vector", {0}, {out.data(), 1, 40, 40}), StatusCode::kInvalidArgument) << "rank 1";
+  EXPECT_EQ(code("experts", {0}, {out.data(), 1, 65, 65}), StatusCode::kInvalidArgument) << "rank 3";
+  EXPECT_EQ(code("floats", {0}, {out.data(), 1, 2, 2}), StatusCode::kInvalidArgument) << "no BF16";
+  EXPECT_EQ(code("no_rows", {0}, {out.data(), 1, 6, 6}), StatusCode::kInvalidArgument);
+  // Indexes: at an odd address, none at all, inside the output.
+  const std::vector<std::byte> bytes(32);
+  const auto* odd = reinterpret_cast<const int32_t*>(bytes.data() + 1);
+  EXPECT_EQ(tensor("coded").gather_rows(std::span(odd, 2), two).code(), StatusCode::kInvalidArgument);
+  const std::span<const int64_t> inside(reinterpret_cast<const int64_t*>(out.data()), 2);
+  EXPECT_EQ(tensor("coded").gather_rows(inside, two).code(), StatusCode::kInvalidArgument);
+  EXPECT_THAT(out, Each(kCanary));
+  // Into the weights.
+  const std::vector<int32_t> row{0};
+  auto* weights = const_cast<uint16_t*>(reinterpret_cast<const uint16_t*>(tensor("vector").data().data()));
+  EXPECT_EQ(tensor("k").gather_rows(row, {weights, 1, 72, 72}).code(), StatusCode::kInvalidArgument);
+  // Nothing is asked of nothing.
+  EXPECT_TRUE(tensor("coded").gather_rows(std::span<const int32_t>(), {nullptr, 0, 130, 130}).ok());
+  EXPECT_TRUE(tensor("no_columns").gather_rows(row, {nullptr, 1, 0, 0}).ok());
+}
+
+TEST_F(TensorTest, NothingOnTheHostNeedsAWorkspace) {
+  for (const char* name : {"coded", "plain", "experts", "vector", "floats"}) EXPECT_EQ(tensor(name).workspace_bytes(), 0U) << name;
+}
+
 TEST_F(TensorTest, GemmEqualsTheReferenceBitForBit) {
   for (const Matrix& matrix : matrices()) {
     for (const uint64_t m : {1U, 2U, 5U, 17U}) {
