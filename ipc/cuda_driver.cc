@@ -86,6 +86,7 @@ void find_streams(Entries& entries, CudaDriver& driver) {
   WEIGHTD_FIND_(event_create, cuEventCreate);
   WEIGHTD_FIND_(event_destroy, cuEventDestroy);
   WEIGHTD_FIND_(event_record, cuEventRecord);
+  WEIGHTD_FIND_(event_query, cuEventQuery);
   WEIGHTD_FIND_(event_synchronize, cuEventSynchronize);
 }
 

@@ -60,6 +60,7 @@ struct CudaDriver {
   decltype(&::cuEventCreate) event_create = nullptr;
   decltype(&::cuEventDestroy) event_destroy = nullptr;
   decltype(&::cuEventRecord) event_record = nullptr;
+  decltype(&::cuEventQuery) event_query = nullptr;
   decltype(&::cuEventSynchronize) event_synchronize = nullptr;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "base/fd.h"
@@ -9,7 +10,7 @@
 #include "ipc/messages.h"
 #include "weightd/status.h"
 
-/// The two jobs of a loader. Each speaks with the daemon over `channel` until its result is sent; a failure is returned, for the
+/// The jobs of a loader. Each speaks with the daemon over `channel` until its result is sent; a failure is returned, for the
 /// caller to report. They end at the daemon's hang-up with kUnavailable.
 namespace weightd::loader {
 
@@ -27,7 +28,12 @@ struct ReceivedJob {
 /// Runs the job and reports a failure to the daemon, too.
 Status run_job(ipc::Channel& channel, ReceivedJob received, Backend& backend);
 
-/// receive_job and run_job on a backend of the job's kind.
-Status serve_job(ipc::Channel& channel);
+/// What remains of a job that was served.
+struct Served {
+  Status status;
+  std::unique_ptr<Backend> owner;  // of memory that lives no longer than this process (legacy transport); null: nothing to stay for
+};
+/// receive_job and run_job on a backend of the job's kind; or the answer to a probe.
+[[nodiscard]] Served serve_job(ipc::Channel& channel);
 
 }  // namespace weightd::loader

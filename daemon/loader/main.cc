@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// weightd-loader: one job, for the daemon at the other end of descriptor 3. Exit status: 0 done; 1 failed, and said so;
-// 2 not started by weightd; 3 the daemon went away.
+// weightd-loader: one job, for the daemon at the other end of descriptor 3. The owner of memory of the legacy transport stays until
+// the daemon hangs up. Exit status: 0 done; 1 failed, and said so; 2 not started by weightd; 3 the daemon went away.
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -23,13 +24,19 @@ namespace {
 constexpr int kDaemonSocket = 3;
 constexpr uint32_t kMaxFrameBytes = 1U << 20;
 
+constexpr int kDaemonWentAway = 3;
+
+void wait_for_hang_up() {
+  pollfd state{kDaemonSocket, POLLRDHUP, 0};
+  while (::poll(&state, 1, -1) < 0 && errno == EINTR) {
+  }
+}
+
 /// Ends the process as soon as the daemon hangs up, whatever else is going on: a load must not outlive its daemon.
-void watch_daemon() {
-  std::thread([] {
-    pollfd state{kDaemonSocket, POLLRDHUP, 0};
-    while (::poll(&state, 1, -1) < 0 && errno == EINTR) {
-    }
-    ::_exit(3);
+void watch_daemon(const std::atomic<int>& exit_status) {
+  std::thread([&exit_status] {
+    wait_for_hang_up();
+    ::_exit(exit_status);
   }).detach();
 }
 
@@ -54,14 +61,19 @@ int run() {
   ::fcntl(kDaemonSocket, F_SETFD, FD_CLOEXEC);
   ::signal(SIGPIPE, SIG_IGN);
   offer_to_oom_killer();
-  watch_daemon();
+  std::atomic<int> status_at_hang_up = kDaemonWentAway;
+  watch_daemon(status_at_hang_up);
   weightd::ipc::ChannelOptions options;
   options.receive = {kMaxFrameBytes, weightd::ipc::kMaxFdsPerFrame};
   options.max_queued_bytes = size_t{64} << 20;
   weightd::ipc::Channel channel(weightd::UniqueFd(kDaemonSocket), options);
-  const weightd::Status status = weightd::loader::serve_job(channel);
+  const weightd::loader::Served served = weightd::loader::serve_job(channel);
+  if (served.owner != nullptr) {
+    status_at_hang_up = 0;  // it may hang up now: that is how it lets go of the memory
+    wait_for_hang_up();
+  }
   // Not by way of destructors: the watching thread still uses the socket, and the kernel frees memory faster.
-  ::_exit(status.ok() ? 0 : 1);
+  ::_exit(served.status.ok() ? 0 : 1);
 }
 
 }  // namespace

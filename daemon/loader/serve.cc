@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "daemon/loader/gpu.h"
 #include "daemon/loader/jobs.h"
 #include "daemon/loader/reporter.h"
 
@@ -19,6 +20,13 @@ Status run(ipc::Channel& channel, ReceivedJob received, Backend& backend) {
   }
   if (received.fds.size() != 1) return Status::internal("a load job comes with one descriptor");
   return run_load(channel, received.job, std::move(received.fds.front()), backend);
+}
+
+Result<std::unique_ptr<Backend>> make_backend(const ipc::Job& job) {
+  if (job.backend == "cuda") return make_gpu_backend(job);
+  if (job.backend != "host") return Status::unsupported("backend '" + printable(job.backend) + "': 'cuda' and 'host' are known");
+  if (job.transport == "legacy") return Status::unsupported("transport 'legacy' is for GPU memory: the backend is 'host'");
+  return make_host_backend();
 }
 
 /// Without the daemon there is nobody to tell.
@@ -54,15 +62,18 @@ Status run_job(ipc::Channel& channel, ReceivedJob received, Backend& backend) {
   return report(channel, run(channel, std::move(received), backend));
 }
 
-Status serve_job(ipc::Channel& channel) {
+Served serve_job(ipc::Channel& channel) {
   auto received = receive_job(channel);
-  if (!received.ok()) return report(channel, received.status());
-  if (received->job.backend != "host") {
-    return report(channel,
-                  Status::unsupported("backend '" + printable(received->job.backend) + "': this loader has no GPU support"));
+  if (!received.ok()) return {report(channel, received.status()), nullptr};
+  if (const auto* job = std::get_if<ipc::ProbeJob>(&received->job.kind)) {
+    return {send(channel, {probe_gpus(job->deep)}), nullptr};
   }
-  const auto backend = make_host_backend();
-  return run_job(channel, *std::move(received), *backend);
+  auto backend = make_backend(received->job);
+  if (!backend.ok()) return {report(channel, backend.status()), nullptr};
+  const bool owns = received->job.transport == "legacy";
+  Status status = run_job(channel, *std::move(received), **backend);
+  const bool stays = owns && status.ok();
+  return {std::move(status), stays ? *std::move(backend) : nullptr};
 }
 
 }  // namespace weightd::loader

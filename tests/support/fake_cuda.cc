@@ -777,6 +777,12 @@ CUresult event_record(CUevent event, CUstream stream) {
   return CUDA_SUCCESS;
 }
 
+CUresult event_query(CUevent event) {
+  const Call call("cuEventQuery");
+  if (call.fails()) return call.result();
+  return event->stream == nullptr || event->stream->done >= event->position ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
 CUresult event_synchronize(CUevent event) {
   const Call call("cuEventSynchronize");
   if (call.fails()) return call.result();
@@ -831,6 +837,7 @@ ipc::CudaDriver make_table() {
   table.event_create = event_create;
   table.event_destroy = event_destroy;
   table.event_record = event_record;
+  table.event_query = event_query;
   table.event_synchronize = event_synchronize;
   return table;
 }
