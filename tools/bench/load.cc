@@ -89,6 +89,13 @@ Status read_into_page_cache(const std::string& path) {
   return failure == 0 ? Status() : status_from_errno(failure, printable(path));
 }
 
+/// A path that leads nowhere means that no daemon listens there.
+Result<control::Client> connect(const LoadArguments& arguments) {
+  Result<control::Client> client = control::Client::connect({arguments.control_socket, kCallTimeout});
+  if (client.ok() || client.status().code() != StatusCode::kNotFound) return client;
+  return Status::unavailable(client.status().message());
+}
+
 Result<std::string> only_device(control::Client& client) {
   WEIGHTD_ASSIGN_OR_RETURN(const control::DaemonStatus status, client.status());
   if (status.devices.size() == 1) return status.devices.front().uuid;
@@ -225,7 +232,7 @@ Status measure(const LoadArguments& arguments, const std::string& path, control:
 Status run(LoadArguments arguments, cli::Output& output) {
   WEIGHTD_RETURN_IF_ERROR(cli::check_same_release(build_id(), version()));
   WEIGHTD_ASSIGN_OR_RETURN(const std::string path, absolute_path(arguments.bundle));
-  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, control::Client::connect({arguments.control_socket, kCallTimeout}));
+  WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect(arguments));
   if (Status taken = check_name_is_free(client, arguments.model); !taken.ok()) {
     if (taken.code() == StatusCode::kAlreadyExists) output.set_hint("give a name that is free with --model");
     return taken;

@@ -29,7 +29,7 @@ void fill_with_escapes(std::span<uint16_t> words, uint64_t k, double rate, uint6
     for (uint64_t i = begin * k; i < end * k; ++i) {
       const uint64_t bits = mixed((seed << 48) + (i + 1) * 0x9E3779B97F4A7C15ULL);
       const uint64_t choice = bits >> 32;
-      uint64_t high = kWindow + (bits >> 16 & 3) + (bits >> 18 & 3);  // 56 to 62, the middle ones most often
+      uint64_t high = kWindow + (bits >> 16 & 3) + (bits >> 18 & 3) + (bits >> 20 & 1);  // the middle ones most often
       if (choice < below) {
         high = mixed(bits) % (kHighValues - kWindowValues);
         if (high >= kWindow) high += kWindowValues;
