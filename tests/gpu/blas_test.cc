@@ -145,8 +145,8 @@ TEST(Blas, CO_055_AnyStrideAndAlignment) {
   const DeviceMemory workspace(Blas::kWorkspaceBytes);
   const Words w = testing::random_weights(90, 336, 1e-3, true, 4);
   const Words x = testing::random_activations(19, 336, 4);
-  for (const uint64_t gap : {0, 8, 1, 6}) {
-    for (const uint64_t before : {0, 8, 1, 3, 4}) {
+  for (const uint64_t gap : {0U, 8U, 1U, 6U}) {
+    for (const uint64_t before : {0U, 8U, 1U, 3U, 4U}) {
       SCOPED_TRACE("gap " + std::to_string(gap) + " before " + std::to_string(before));
       const DeviceMatrix device_w(w, 336 + gap, before), device_x(x, 336 + gap, before);
       const Output y(19, 90, 90 + gap, before);
@@ -268,7 +268,7 @@ TEST(ExactMode, CO_057_BitsOfTheOriginalMatrix) {
       const DeviceF12 coded(testing::encode(words));
       const DeviceMatrix raw(words);
       const DeviceMemory workspace(exact_workspace_bytes(n, k));
-      for (const uint64_t m : {1, 2, 3, 7, 8, 16, 33, 64, 100, 128, 200, 255, 300}) {
+      for (const uint64_t m : {1U, 2U, 3U, 7U, 8U, 16U, 33U, 64U, 100U, 128U, 200U, 255U, 300U}) {
         SCOPED_TRACE(name_of({n, k, m}) + " wild " + std::to_string(wild));
         const DeviceMatrix x(testing::random_activations(m, k, m));
         const Output want(m, n, n, 0), got(m, n, n, 0);
@@ -292,8 +292,8 @@ TEST(ExactMode, StridesAndAlignmentsOfXAndY) {
   const DeviceF12 coded(testing::encode(words));
   const DeviceMatrix raw(words);
   const DeviceMemory workspace(exact_workspace_bytes(90, 328));
-  for (const uint64_t gap : {0, 8, 3}) {
-    for (const uint64_t before : {0, 1, 8}) {
+  for (const uint64_t gap : {0U, 8U, 3U}) {
+    for (const uint64_t before : {0U, 1U, 8U}) {
       SCOPED_TRACE("gap " + std::to_string(gap) + " before " + std::to_string(before));
       const DeviceMatrix device_x(x, 328 + gap, before);
       const Output want(21, 90, 90 + gap, before), got(21, 90, 90 + gap, before);

@@ -38,7 +38,7 @@ std::vector<uint64_t> hash(const std::byte* arena, uint64_t blocks, uint64_t ext
 }
 
 TEST(BlockHash, SameAsTheStoreForAnyCount) {
-  for (const uint64_t blocks : {1, 2, 3, 131, 132, 133, 300}) {
+  for (const uint64_t blocks : {1U, 2U, 3U, 131U, 132U, 133U, 300U}) {
     const std::vector<std::byte> data = random_bytes(blocks * kHashBlockBytes, blocks);
     const DeviceMemory arena(data);
     std::vector<uint64_t> want = store::block_hashes(data, 0);

@@ -121,8 +121,8 @@ TEST(Decompress, RowRangesStridesAndAlignments) {
   const Words words = testing::random_weights(67, 200, 1e-3, false, 5);
   const DeviceF12 device(testing::encode(words));
   for (const auto& [begin, end] : {std::pair<uint64_t, uint64_t>{0, 67}, {0, 1}, {66, 67}, {15, 17}, {16, 32}, {5, 60}, {31, 31}}) {
-    for (const uint64_t stride : {200, 208, 203}) {
-      for (const uint64_t before : {0, 1, 8}) {
+    for (const uint64_t stride : {200U, 208U, 203U}) {
+      for (const uint64_t before : {0U, 1U, 8U}) {
         SCOPED_TRACE("rows " + std::to_string(begin) + ".." + std::to_string(end) + " stride " + std::to_string(stride) +
                      " before " + std::to_string(before));
         check_decompress(words, device, begin, end, stride, before);

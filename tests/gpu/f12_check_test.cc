@@ -172,7 +172,7 @@ void damage(HostF12& host, std::mt19937_64& random) {
 TEST(F12Check, CO_050_AgreesWithTheHostOnEveryKindOfDamage) {
   std::mt19937_64 random(17);
   for (const auto& [n, k] : {std::pair<uint64_t, uint64_t>{160, 1100}, {17, 65}, {83, 513}, {90, 64}, {96, 1024}, {5, 3000}}) {
-    for (const uint64_t pool_base : {0, 1 << 20}) {
+    for (const uint64_t pool_base : {0U, 1U << 20}) {
       SCOPED_TRACE("n " + std::to_string(n) + " k " + std::to_string(k) + " pool at " + std::to_string(pool_base));
       const HostF12 good = encode_at(mixed_weights(n, k, k), pool_base);
       const Checker checker(good);
@@ -198,7 +198,7 @@ TEST(F12Check, CO_050_AgreesWithTheHostOnEveryKindOfDamage) {
 TEST(F12Check, OrderOfListsFarApart) {
   constexpr uint64_t kColumns = 1024;  // two groups a unit
   Words words = testing::random_weights(6400, kColumns, 0, false, 21);
-  for (const uint64_t unit : {3, 4, 90, 250, 399}) {
+  for (const uint64_t unit : {3U, 4U, 90U, 250U, 399U}) {
     const Words wild = testing::random_weights(16, kColumns, 5e-3, false, unit);
     std::copy(wild.words.begin(), wild.words.end(), words.words.begin() + static_cast<int64_t>(unit * 16 * kColumns));
   }

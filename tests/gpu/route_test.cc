@@ -22,7 +22,7 @@ TEST(Route, CO_059_FewTokensFusedManyDecompressed) {
     for (const Shape& shape : kShapes) {
       SCOPED_TRACE(std::to_string(shape.n) + "x" + std::to_string(shape.k));
       for (uint64_t m = 1; m <= 64; ++m) ASSERT_EQ(choose_route(device, shape.n, shape.k, m), Route::kFused) << m << " tokens";
-      for (const uint64_t m : {4096, 4097, 8192, 131072}) {
+      for (const uint64_t m : {4096U, 4097U, 8192U, 131072U}) {
         EXPECT_EQ(choose_route(device, shape.n, shape.k, m), Route::kDecompressed) << m << " tokens";
       }
     }
@@ -50,7 +50,7 @@ TEST(Route, ChangesOnceAsTokensGrow) {
 }
 
 TEST(Route, CostsGrowWithTheMatrix) {
-  for (const uint64_t m : {1, 64, 100, 5000}) {
+  for (const uint64_t m : {1U, 64U, 100U, 5000U}) {
     RouteCost last;
     for (uint64_t n = 1; n < (uint64_t{1} << 32); n *= 4) {
       const RouteCost cost = route_cost(kHopper, n, 4096, m);
