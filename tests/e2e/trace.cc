@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/e2e/trace.h"
 
+#include <cstring>
 #include <fstream>
 #include <stdexcept>
 
@@ -34,7 +35,40 @@ std::vector<T> take_all(std::ifstream& file) {
   return values;
 }
 
+/// The finisher of splitmix64: every bit of the input moves every bit of the output.
+uint64_t mix(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
+
+void Digest::add(std::span<const uint16_t> words) {
+  count_ += words.size();
+  while (!words.empty()) {
+    uint64_t part = 0;
+    const size_t count = words.size() < 4 ? words.size() : 4;
+    std::memcpy(&part, words.data(), 2 * count);
+    state_ = (state_ ^ part) * 0x9fb21c651e98df25U;
+    state_ ^= state_ >> 35;
+    words = words.subspan(count);
+  }
+}
+
+uint64_t Digest::value() const { return mix(state_ ^ mix(count_)); }
+
+uint64_t digest_of(std::span<const uint16_t> words) {
+  Digest digest;
+  digest.add(words);
+  return digest.value();
+}
+
+std::vector<uint16_t> words_of(uint64_t digest) {
+  std::vector<uint16_t> words(4);
+  std::memcpy(words.data(), &digest, 8);
+  return words;
+}
 
 void write_trace(const std::string& path, const std::vector<TraceRecord>& records) {
   std::ofstream file(path, std::ios::binary);

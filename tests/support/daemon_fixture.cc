@@ -21,6 +21,8 @@
 #include <iterator>
 #include <sstream>
 
+#include "tests/support/programs.h"
+
 namespace weightd::testing {
 namespace {
 
@@ -51,6 +53,7 @@ DaemonFixture::DaemonFixture(const DaemonOptions& options) : options_(options) {
     require(::chmod(path.c_str(), 0777) == 0 && ::chown(folder().c_str(), options.uid, options.gid) == 0, "giving the folder away");
     require(::chmod(folder().c_str(), 0755) == 0, "chmod");
   }
+  if (options.any_user) require(::chmod(folder().c_str(), 0755) == 0, "chmod");
   if (options.start) start();
 }
 
@@ -64,9 +67,10 @@ DaemonFixture::~DaemonFixture() {
 }
 
 void DaemonFixture::write_config(const std::string& lines) {
-  write_file(config_file(), "data_socket = \"data.sock\"\ncontrol_socket = \"control.sock\"\nbackend = \"host\"\n" +
-                                (lines.find("model_folders") == std::string::npos ? std::string("model_folders = [\".\"]\n") : "") +
-                                lines + "\n");
+  write_file(config_file(),
+             "data_socket = \"data.sock\"\ncontrol_socket = \"control.sock\"\nbackend = \"" + options_.backend + "\"\n" +
+                 (options_.any_user ? std::string("data_users = [\"*\"]\ndata_socket_mode = \"0666\"\n") : "") +
+                 (lines.find("model_folders") == std::string::npos ? std::string("model_folders = [\".\"]\n") : "") + lines + "\n");
 }
 
 void DaemonFixture::start() {
@@ -98,7 +102,7 @@ void DaemonFixture::become_daemon() const {
   ::setenv("NOTIFY_SOCKET", (folder_ / "notify").c_str(), 1);
   ::unsetenv("JOURNAL_STREAM");
   for (const auto& [name, value] : options_.environment) ::setenv(name.c_str(), value.c_str(), 1);
-  std::vector<std::string> words = {WEIGHTD_DAEMON_PROGRAM, "--config", config_file()};
+  std::vector<std::string> words = {program("weightd", WEIGHTD_DAEMON_PROGRAM), "--config", config_file()};
   words.insert(words.end(), options_.arguments.begin(), options_.arguments.end());
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());

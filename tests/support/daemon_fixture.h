@@ -22,17 +22,19 @@ inline constexpr bool kSanitized = false;
 #endif
 
 struct DaemonOptions {
-  std::string config;                              // TOML lines, put behind the sockets' paths
+  std::string config;  // TOML lines, put behind the sockets' paths
+  std::string backend = "host";
   std::vector<std::string> arguments;              // behind --config FILE
   std::map<std::string, std::string> environment;  // beside this process's own
   uint64_t max_open_files = 0;                     // both limits; 0: as they are
   uint32_t uid = 0, gid = 0;                       // not 0: runs as this user (needs root)
+  bool any_user = false;                           // workers of every user may reach it, and lease
   bool start = true;
 };
 
-/// The real weightd on the host backend, with its own folder, sockets and configuration. Waits for READY=1 on a notification
-/// socket, never by sleeping. A test that cannot start its daemon aborts with the daemon's log. The process ends with the fixture
-/// at the latest.
+/// The real weightd (programs.h says which), on the host backend unless told otherwise, with its own folder, sockets and
+/// configuration. Waits for READY=1 on a notification socket, never by sleeping. A test that cannot start its daemon aborts with
+/// the daemon's log. The process ends with the fixture at the latest.
 class DaemonFixture {
  public:
   explicit DaemonFixture(const DaemonOptions& options = {});
@@ -47,6 +49,7 @@ class DaemonFixture {
   [[nodiscard]] std::string config_file() const { return folder_ / "weightd.toml"; }
   [[nodiscard]] pid_t pid() const { return pid_; }
   [[nodiscard]] bool running() const;
+  [[nodiscard]] const std::string& backend() const { return options_.backend; }
 
   /// Rewrites the configuration file; the daemon reads it at its next start or SIGHUP.
   void write_config(const std::string& lines);
