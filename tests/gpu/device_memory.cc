@@ -40,6 +40,8 @@ DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept : base_(other.base_), 
 void DeviceMemory::upload(std::span<const std::byte> content) const {
   if (content.size() > bytes_) std::abort();
   if (!content.empty()) require_cuda(cudaMemcpy(data(), content.data(), content.size(), cudaMemcpyHostToDevice), "cudaMemcpy");
+  // From pageable memory it may return before the last piece has arrived, and a non-blocking stream would not wait for that.
+  require_cuda(cudaDeviceSynchronize(), "upload");
 }
 
 std::vector<std::byte> DeviceMemory::download() const {
