@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "base/text.h"
 #include "client/rpc.h"
 
 namespace weightd::control {
@@ -32,6 +33,9 @@ Model model_of(ipc::ModelSummary summary) {
   model.progress_bytes = summary.progress_bytes;
   model.lease_count = summary.lease_count;
   model.orphan_count = summary.orphan_count;
+  for (ipc::EncodingSum& sum : summary.encodings) {
+    model.encodings.push_back({std::move(sum.encoding), sum.tensors, sum.logical_bytes, sum.resident_bytes});
+  }
   return model;
 }
 
@@ -47,6 +51,7 @@ Device device_of(ipc::DeviceSummary summary) {
   device.orphan_bytes = summary.orphan_bytes;
   device.loading_bytes = summary.loading_bytes;
   device.free_bytes = summary.free_bytes;
+  device.fd_only_bytes = summary.fd_only_bytes;
   return device;
 }
 
@@ -69,6 +74,44 @@ std::vector<Lease> leases_of(std::vector<ipc::LeaseSummary> summaries) {
     leases.push_back(std::move(lease));
   }
   return leases;
+}
+
+DaemonStatus status_of(ipc::StatusReply reply) {
+  DaemonStatus status;
+  status.version = version_of(reply.version);
+  status.uptime_ms = reply.uptime_ms;
+  status.rss_bytes = reply.rss_bytes;
+  status.session_count = reply.session_count;
+  status.lease_count = reply.lease_count;
+  status.fd_count = reply.fd_count;
+  for (ipc::DeviceSummary& device : reply.devices) status.devices.push_back(device_of(std::move(device)));
+  for (ipc::ModelSummary& model : reply.models) status.models.push_back(model_of(std::move(model)));
+  return status;
+}
+
+Gpu gpu_of(ipc::GpuSummary summary) {
+  Gpu gpu;
+  gpu.uuid = std::move(summary.uuid);
+  gpu.name = std::move(summary.name);
+  gpu.problem = std::move(summary.problem);
+  gpu.total_bytes = summary.total_bytes;
+  gpu.used_bytes = summary.used_bytes;
+  gpu.free_bytes = summary.free_bytes;
+  gpu.nvml_known = summary.nvml_known;
+  gpu.persistence = summary.persistence;
+  return gpu;
+}
+
+std::string level_name(ipc::CheckSummary::Level level) {
+  switch (level) {
+    case ipc::CheckSummary::Level::kGood:
+      return "good";
+    case ipc::CheckSummary::Level::kWarning:
+      return "warning";
+    case ipc::CheckSummary::Level::kFailure:
+      return "failure";
+  }
+  return "failure";
 }
 
 /// How long to wait for the answer to something that was given `timeout`: a little longer, since the daemon answers at that time.
@@ -116,16 +159,26 @@ Result<Version> Client::version() {
 
 Result<DaemonStatus> Client::status() {
   WEIGHTD_ASSIGN_OR_RETURN(ipc::StatusReply reply, state_->ask<ipc::StatusReply>(ipc::StatusRequest{}, state_->timeout));
-  DaemonStatus status;
-  status.version = version_of(reply.version);
-  status.uptime_ms = reply.uptime_ms;
-  status.rss_bytes = reply.rss_bytes;
-  status.session_count = reply.session_count;
-  status.lease_count = reply.lease_count;
-  status.fd_count = reply.fd_count;
-  for (ipc::DeviceSummary& device : reply.devices) status.devices.push_back(device_of(std::move(device)));
-  for (ipc::ModelSummary& model : reply.models) status.models.push_back(model_of(std::move(model)));
-  return status;
+  return status_of(std::move(reply));
+}
+
+Result<Memory> Client::memory() {
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::MemoryReply reply, state_->ask<ipc::MemoryReply>(ipc::MemoryRequest{}, state_->timeout));
+  Memory memory;
+  memory.status = status_of(std::move(reply.status));
+  memory.leases = leases_of(std::move(reply.leases));
+  for (ipc::GpuSummary& gpu : reply.gpus) memory.gpus.push_back(gpu_of(std::move(gpu)));
+  memory.problem = std::move(reply.problem);
+  return memory;
+}
+
+Result<std::vector<Check>> Client::doctor() {
+  WEIGHTD_ASSIGN_OR_RETURN(ipc::DoctorReply reply, state_->ask<ipc::DoctorReply>(ipc::DoctorRequest{}, state_->timeout));
+  std::vector<Check> checks;
+  for (ipc::CheckSummary& check : reply.checks) {
+    checks.push_back({std::move(check.name), level_name(check.level), std::move(check.detail), std::move(check.advice)});
+  }
+  return checks;
 }
 
 Result<std::vector<Lease>> Client::leases() {
@@ -133,11 +186,16 @@ Result<std::vector<Lease>> Client::leases() {
   return leases_of(std::move(reply.leases));
 }
 
-Result<Model> Client::load(std::string_view model, std::string_view path, std::string_view device, milliseconds timeout) {
+Result<Model> Client::load(std::string_view model, std::string_view path, std::string_view device, milliseconds timeout,
+                           std::string_view transport) {
   WEIGHTD_RETURN_IF_ERROR(detail::check_model_name(model));
   WEIGHTD_RETURN_IF_ERROR(detail::check_text("the path", path, ipc::kMaxTextBytes));
   WEIGHTD_RETURN_IF_ERROR(detail::check_text("the device", device));
-  const ipc::LoadRequest request{std::string(model), std::string(path), std::string(device), detail::wire_milliseconds(timeout)};
+  if (transport != "fd" && transport != "legacy") {
+    return Status::invalid_argument("the transport '" + printable(transport, 80) + "' is neither fd nor legacy");
+  }
+  const ipc::LoadRequest request{std::string(model), std::string(path), std::string(device), detail::wire_milliseconds(timeout),
+                                 std::string(transport)};
   WEIGHTD_ASSIGN_OR_RETURN(ipc::LoadedReply reply, state_->ask<ipc::LoadedReply>(request, answer_limit(timeout)));
   return model_of(std::move(reply.model));
 }

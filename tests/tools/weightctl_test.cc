@@ -37,7 +37,8 @@ std::vector<std::string> weightctl(std::vector<std::string> arguments) {
 
 /// One command line for each verb, without options.
 std::vector<std::vector<std::string>> every_verb() {
-  return {{"status"}, {"models"}, {"load", "m", "m.wpk"}, {"unload", "m"}, {"leases"}, {"verify", "m"}, {"version"}};
+  return {{"status"}, {"models"}, {"load", "m", "m.wpk"}, {"unload", "m"}, {"leases"}, {"verify", "m"}, {"memory"},
+          {"doctor"}, {"version"}};
 }
 
 class WeightctlAlone : public ::testing::Test {
@@ -81,15 +82,17 @@ TEST_F(WeightctlAlone, CO_111_ALibraryOfAnotherReleaseIsRefused) {
 TEST_F(WeightctlAlone, WithoutADaemonEveryVerbSaysSo) {
   for (const auto& verb : every_verb()) {
     const Outcome outcome = weightctl_in_dir(verb);
-    EXPECT_EQ(outcome.exit_code, 7) << verb[0];
+    EXPECT_EQ(outcome.exit_code, verb[0] == "doctor" ? 1 : 7) << verb[0];
     EXPECT_THAT(outcome.err, StartsWith("weightctl: error: ")) << verb[0];
-    if (verb[0] != "version") {
+    if (verb[0] != "version" && verb[0] != "doctor") {
       EXPECT_EQ(outcome.out, "") << verb[0];
     }
   }
   EXPECT_EQ(run({WEIGHTBENCH_PROGRAM, "attach", "--model", "m", "--socket", dir_ / "d"}).exit_code, 7);
   expect_golden_of("weightctl_version_without_daemon", {"version"});
   expect_golden_of("weightctl_status_without_daemon_json", {"status", "--json"});
+  expect_golden_of("weightctl_doctor_without_daemon", {"doctor"});
+  expect_golden_of("weightctl_doctor_without_daemon_json", {"doctor", "--json"});
 }
 
 TEST_F(WeightctlAlone, TheEnvironmentNamesTheSocket) {
@@ -120,7 +123,7 @@ TEST_F(WeightctlAlone, CO_150_EveryVerbEndsInItsTimeWithItsOwnCode) {
     const std::string name = verb[0];
     verb.insert(verb.end(), {"--timeout", "100ms"});
     const Outcome outcome = weightctl_in_dir(verb);
-    EXPECT_EQ(outcome.exit_code, 8) << name << outcome.err;
+    EXPECT_EQ(outcome.exit_code, name == "doctor" ? 1 : 8) << name << outcome.err;
     EXPECT_THAT(outcome.err, StartsWith("weightctl: error: ")) << name;
   }
   EXPECT_EQ(run({WEIGHTBENCH_PROGRAM, "attach", "--model", "m", "--socket", dir_ / "c", "--timeout", "100ms"}).exit_code, 8);
@@ -148,6 +151,7 @@ ipc::ModelSummary a_model(const std::string& name, uint64_t generation, ipc::Gen
   model.logical_bytes = uint64_t{16} << 30;
   model.resident_bytes = uint64_t{12} << 30;
   model.tensor_count = 291;
+  model.encodings = {{"f12", 225, (uint64_t{16} << 30) - 4096, (uint64_t{12} << 30) - 4096}, {"raw", 66, 4096, 4096}};
   return model;
 }
 
@@ -195,6 +199,41 @@ ipc::StatusReply a_status() {
   return status;
 }
 
+/// The same on two GPUs, with what their driver says.
+ipc::MemoryReply a_memory() {
+  ipc::MemoryReply memory;
+  memory.status = a_status();
+  memory.status.version.backend = "cuda";
+  memory.status.models[1].state = ipc::GenerationState::kLost;
+  memory.status.models[1].failure = "the loader was killed (signal 9)";
+  memory.status.models[1].transport = "legacy";
+  for (ipc::ModelSummary& model : memory.status.models) model.device = "GPU-11112222-3333-4444-5555-666677778888";
+  memory.status.models.push_back(a_model("old", 1, ipc::GenerationState::kDraining));
+  memory.status.models.back().device = "GPU-99990000-3333-4444-5555-666677778888";
+  memory.status.models.back().encodings.clear();
+  ipc::DeviceSummary& first = memory.status.devices[0];
+  first.uuid = "GPU-11112222-3333-4444-5555-666677778888";
+  first.name = "NVIDIA H200";
+  first.fd_only_bytes = uint64_t{12} << 30;
+  ipc::DeviceSummary second = first;
+  second.uuid = "GPU-99990000-3333-4444-5555-666677778888";
+  second.owned_bytes = second.draining_bytes = second.leased_bytes = uint64_t{12} << 30;
+  second.loading_bytes = second.orphan_bytes = second.fd_only_bytes = 0;
+  memory.leases = {a_lease(7, false), a_lease(8, true)};
+  ipc::GpuSummary gpu;
+  gpu.uuid = first.uuid;
+  gpu.name = first.name;
+  gpu.total_bytes = first.total_bytes;
+  gpu.used_bytes = uint64_t{40} << 30;
+  gpu.free_bytes = uint64_t{24} << 30;
+  gpu.nvml_known = true;
+  gpu.persistence = 1;
+  memory.gpus = {gpu};
+  memory.status.devices.push_back(second);
+  memory.problem = "the driver does not show every GPU any more";
+  return memory;
+}
+
 class Weightctl : public WeightctlAlone {
  protected:
   Weightctl()
@@ -213,6 +252,10 @@ class Weightctl : public WeightctlAlone {
       daemon.reply(session, request.id, a_status());
       ++status_calls_;
       if (waiting_load_) finish_load(daemon);
+    } else if (std::holds_alternative<ipc::MemoryRequest>(request.body)) {
+      daemon.reply(session, request.id, script.memory);
+    } else if (std::holds_alternative<ipc::DoctorRequest>(request.body)) {
+      daemon.reply(session, request.id, ipc::DoctorReply{script.checks});
     } else if (std::holds_alternative<ipc::LeasesRequest>(request.body)) {
       daemon.reply(session, request.id, ipc::LeasesReply{{a_lease(7, false), a_lease(8, true)}});
     } else if (std::holds_alternative<ipc::LoadRequest>(request.body)) {
@@ -241,6 +284,10 @@ class Weightctl : public WeightctlAlone {
     ipc::UnloadedReply unloaded{true, uint64_t{12} << 30, {}};
     ipc::VerifiedReply verified{12288, {}, {}, 950, uint64_t{12} << 30};
     bool load_waits_for_status = false;
+    ipc::MemoryReply memory = a_memory();
+    std::vector<ipc::CheckSummary> checks = {
+        {"backend", ipc::CheckSummary::Level::kGood, "cuda, 1 device", ""},
+        {"persistence", ipc::CheckSummary::Level::kWarning, "GPU-1: persistence mode is off", "run nvidia-persistenced"}};
   };
   void set(const std::function<void(Script&)>& change) {
     const std::lock_guard lock(mutex_);
@@ -269,6 +316,8 @@ TEST_F(Weightctl, TablesForPeople) {
   expect_golden_of("weightctl_load", {"load", "qwen", "m.wpk"});
   expect_golden_of("weightctl_unload", {"unload", "llama"});
   expect_golden_of("weightctl_verify", {"verify", "llama"});
+  expect_golden_of("weightctl_memory", {"memory"});
+  expect_golden_of("weightctl_doctor", {"doctor"});
   expect_golden_of("weightctl_version", {"version"});
 }
 
@@ -280,6 +329,30 @@ TEST_F(Weightctl, JsonForPrograms) {
   expect_golden_of("weightctl_unload_json", {"unload", "llama", "--json"});
   expect_golden_of("weightctl_verify_json", {"verify", "llama", "--json"});
   expect_golden_of("weightctl_version_json", {"version", "--json"});
+  expect_golden_of("weightctl_memory_json", {"memory", "--json"});
+  expect_golden_of("weightctl_doctor_json", {"doctor", "--json"});
+}
+
+TEST_F(Weightctl, MemoryOfTheHostHasNoDriverToAsk) {
+  set([](Script& script) { script.memory = ipc::MemoryReply{a_status(), {}, {}, ""}; });
+  expect_golden_of("weightctl_memory_host", {"memory"});
+}
+
+TEST_F(Weightctl, DoctorFailsWhenACheckFailsAndStillSaysAll) {
+  set([](Script& script) {
+    script.checks.push_back({"driver", ipc::CheckSummary::Level::kFailure, "no CUDA\ndriver", "install the NVIDIA driver"});
+  });
+  expect_golden_of("weightctl_doctor_failure", {"doctor"});
+  expect_golden_of("weightctl_doctor_failure_json", {"doctor", "--json"});
+}
+
+TEST_F(Weightctl, LoadSaysWhichTransportAndDevice) {
+  EXPECT_EQ(weightctl_in_dir({"load", "qwen", "m.wpk"}).exit_code, 0);
+  EXPECT_EQ(load_request().transport, "fd");
+  EXPECT_EQ(weightctl_in_dir({"load", "qwen", "m.wpk", "--transport", "legacy", "--device", "GPU-1"}).exit_code, 0);
+  EXPECT_EQ(load_request().transport, "legacy");
+  EXPECT_EQ(load_request().device, "GPU-1");
+  EXPECT_EQ(weightctl_in_dir({"load", "qwen", "m.wpk", "--transport", "pigeon"}).exit_code, 2);
 }
 
 TEST_F(Weightctl, QuietSaysNothingAndStillAnswers) {

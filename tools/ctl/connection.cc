@@ -23,6 +23,8 @@ std::string advice(StatusCode code) {
       return "'weightctl status' tells what the daemon is doing; --timeout gives it more time";
     case StatusCode::kResourceExhausted:
       return "'weightctl status' shows the budget; unload a model to make room";
+    case StatusCode::kLost:
+      return "unload the model, which forgets it, and load it again";
     case StatusCode::kUnsupported:
       return "'weightctl version' shows both releases; install the same on both sides";
     default:

@@ -19,7 +19,7 @@ constexpr std::chrono::milliseconds kPoll{200};
 
 struct LoadArguments {
   Connection connection{{}, std::chrono::minutes(30)};
-  std::string name, path, device;
+  std::string name, path, device, transport = "fd";
 };
 
 /// The daemon has another working directory. Symbolic links and ".." stay as they are: the daemon follows them.
@@ -47,7 +47,8 @@ Result<control::Model> load_with_progress(control::Client& client, const LoadArg
   std::condition_variable finished;
   std::optional<Result<control::Model>> result;
   std::jthread loading([&] {
-    Result<control::Model> loaded = client.load(arguments.name, path, arguments.device, arguments.connection.timeout);
+    Result<control::Model> loaded =
+        client.load(arguments.name, path, arguments.device, arguments.connection.timeout, arguments.transport);
     const std::lock_guard lock(mutex);
     result.emplace(std::move(loaded));
     finished.notify_one();
@@ -71,9 +72,9 @@ Result<control::Model> load_with_progress(control::Client& client, const LoadArg
 Status run(const LoadArguments& arguments, cli::Output& output) {
   WEIGHTD_ASSIGN_OR_RETURN(const std::string path, absolute_path(arguments.path));
   WEIGHTD_ASSIGN_OR_RETURN(control::Client client, connect_for_long_call(arguments.connection, output));
-  const Result<control::Model> model = output.progress_wanted()
-                                           ? load_with_progress(client, arguments, path, output)
-                                           : client.load(arguments.name, path, arguments.device, arguments.connection.timeout);
+  const Result<control::Model> model = output.progress_wanted() ? load_with_progress(client, arguments, path, output)
+                                                                : client.load(arguments.name, path, arguments.device,
+                                                                              arguments.connection.timeout, arguments.transport);
   if (!model.ok()) {
     if (model.status().code() == StatusCode::kNotFound)
       output.set_hint("the daemon must be able to read the bundle under this path");
@@ -96,7 +97,11 @@ void add_load(cli::Program& program) {
   cli::Verb verb = program.verb("load", "Load a bundle under a name");
   verb.positional("NAME", &arguments->name, "Name that clients ask for")
       .positional("PATH", &arguments->path, "Bundle; the daemon must be able to read it")
-      .text("--device", "UUID", &arguments->device, "GPU by UUID, or host (default: the only one)");
+      .text("--device", "UUID", &arguments->device, "GPU by UUID, or host (default: the only one)")
+      .choice(
+          "--transport", &arguments->transport, {"fd", "legacy"},
+          "How workers get the memory: as descriptors, mapped read-only; or as a CUDA IPC handle, for engines that insist (GPUs "
+          "only; lost when its loader ends) (default: fd)");
   add_connection_options(verb, &arguments->connection);
   verb.details(
           "Returns when the model is published. When the name has this content already, nothing happens and that is success; when "

@@ -15,6 +15,8 @@ int main(int argc, char** argv) {
   tools::add_unload(program);
   tools::add_leases(program);
   tools::add_verify(program);
+  tools::add_memory(program);
+  tools::add_doctor(program);
   tools::add_version(program);
   return program.main(argc, argv);
 }

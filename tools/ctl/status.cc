@@ -34,21 +34,6 @@ std::string status_text(const control::DaemonStatus& status) {
          devices_table(status.devices) + "\n" + models_table(status.models);
 }
 
-Json device_json(const control::Device& device) {
-  Json json = Json::object();
-  json.set("uuid", device.uuid)
-      .set("name", device.name)
-      .set("total_bytes", device.total_bytes)
-      .set("budget_bytes", device.budget_bytes)
-      .set("owned_bytes", device.owned_bytes)
-      .set("leased_bytes", device.leased_bytes)
-      .set("draining_bytes", device.draining_bytes)
-      .set("orphan_bytes", device.orphan_bytes)
-      .set("loading_bytes", device.loading_bytes)
-      .set("free_bytes", device.free_bytes);
-  return json;
-}
-
 Json status_json(const control::DaemonStatus& status) {
   Json devices = Json::array();
   for (const control::Device& device : status.devices) devices.push(device_json(device));

@@ -21,6 +21,8 @@ void add_load(cli::Program& program);
 void add_unload(cli::Program& program);
 void add_leases(cli::Program& program);
 void add_verify(cli::Program& program);
+void add_memory(cli::Program& program);
+void add_doctor(cli::Program& program);
 void add_version(cli::Program& program);
 
 /// What every verb takes.
@@ -48,6 +50,7 @@ inline constexpr std::chrono::milliseconds kConnectTimeout{10'000};
 [[nodiscard]] cli::Json model_json(const control::Model& model);
 [[nodiscard]] std::string leases_table(const std::vector<control::Lease>& leases);
 [[nodiscard]] cli::Json leases_json(const std::vector<control::Lease>& leases);
+[[nodiscard]] cli::Json device_json(const control::Device& device);
 [[nodiscard]] cli::Json version_json(const control::Version& version);
 
 }  // namespace weightd::tools

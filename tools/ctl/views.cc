@@ -41,7 +41,8 @@ Json lease_json(const control::Lease& lease) {
 std::string models_table(const std::vector<control::Model>& models) {
   if (models.empty()) return "no models\n";
   cli::Table table;
-  table.column("model").column("gen", cli::Align::kRight).column("state").column("device").column("resident", cli::Align::kRight);
+  table.column("model").column("gen", cli::Align::kRight).column("state").column("device").column("transport");
+  table.column("resident", cli::Align::kRight);
   table.column("logical", cli::Align::kRight)
       .column("tensors", cli::Align::kRight)
       .column("leases", cli::Align::kRight)
@@ -49,14 +50,22 @@ std::string models_table(const std::vector<control::Model>& models) {
   for (const control::Model& model : models) {
     std::string leases = std::to_string(model.lease_count);
     if (model.orphan_count > 0) leases += " (" + cli::counted(model.orphan_count, "orphan") + ")";
-    table.row({model.name, std::to_string(model.generation), state_text(model), model.device, human_bytes(model.resident_bytes),
-               human_bytes(model.logical_bytes), std::to_string(model.tensor_count), leases,
+    table.row({model.name, std::to_string(model.generation), state_text(model), model.device, model.transport,
+               human_bytes(model.resident_bytes), human_bytes(model.logical_bytes), std::to_string(model.tensor_count), leases,
                model.content_id.substr(0, kShortIdDigits)});
   }
   return table.to_string();
 }
 
 Json model_json(const control::Model& model) {
+  Json encodings = Json::array();
+  for (const control::EncodingSum& sum : model.encodings) {
+    encodings.push(std::move(Json::object()
+                                 .set("encoding", sum.encoding)
+                                 .set("tensors", sum.tensors)
+                                 .set("logical_bytes", sum.logical_bytes)
+                                 .set("resident_bytes", sum.resident_bytes)));
+  }
   Json json = Json::object();
   json.set("name", model.name)
       .set("generation", model.generation)
@@ -73,7 +82,8 @@ Json model_json(const control::Model& model) {
       .set("progress_bytes", model.progress_bytes)
       .set("tensor_count", model.tensor_count)
       .set("lease_count", model.lease_count)
-      .set("orphan_count", model.orphan_count);
+      .set("orphan_count", model.orphan_count)
+      .set("encodings", std::move(encodings));
   return json;
 }
 
@@ -98,6 +108,22 @@ std::string leases_table(const std::vector<control::Lease>& leases) {
 Json leases_json(const std::vector<control::Lease>& leases) {
   Json json = Json::array();
   for (const control::Lease& lease : leases) json.push(lease_json(lease));
+  return json;
+}
+
+Json device_json(const control::Device& device) {
+  Json json = Json::object();
+  json.set("uuid", device.uuid)
+      .set("name", device.name)
+      .set("total_bytes", device.total_bytes)
+      .set("budget_bytes", device.budget_bytes)
+      .set("owned_bytes", device.owned_bytes)
+      .set("leased_bytes", device.leased_bytes)
+      .set("draining_bytes", device.draining_bytes)
+      .set("orphan_bytes", device.orphan_bytes)
+      .set("fd_only_bytes", device.fd_only_bytes)
+      .set("loading_bytes", device.loading_bytes)
+      .set("free_bytes", device.free_bytes);
   return json;
 }
 
