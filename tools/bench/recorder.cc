@@ -35,7 +35,9 @@ Status Recorder::add(std::vector<Row> rows) {
 }
 
 void Recorder::say(std::string_view line) const {
-  if (!output_->quiet) std::fprintf(stderr, "%s\n", printable(line, 1000).c_str());
+  if (output_->quiet) return;
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+  std::fprintf(stderr, "%6.1f s  %s\n", seconds, printable(line, 1000).c_str());
 }
 
 Status Recorder::check_interrupt() const {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,7 +25,7 @@ class Recorder {
   [[nodiscard]] static Result<Recorder> open(const RecorderOptions& options, cli::Output& output);
 
   Status add(std::vector<Row> rows);
-  /// A line of progress, to standard error.
+  /// A line of progress, to standard error, with the seconds since the start.
   void say(std::string_view line) const;
   /// kCancelled once somebody wants the program to stop.
   [[nodiscard]] Status check_interrupt() const;
@@ -39,6 +40,7 @@ class Recorder {
   cli::Output* output_;
   std::vector<Row> rows_;
   size_t kept_ = 0;  // of rows_, from the file
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 /// "gemm_f12 llama-3.1-8b qkv 6144x4096 m=16: 11.3 us, ratio 1.374, 3346 GB/s, bulk 6144x4096: ..."

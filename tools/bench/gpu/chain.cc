@@ -131,8 +131,8 @@ Status bench_tokens(const ChainBench& bench, const Session& session, const std::
 }  // namespace
 
 Status run_chain_bench(const ChainBench& bench, Recorder& recorder) {
-  WEIGHTD_ASSIGN_OR_RETURN(const Session session, Session::open(bench.device, bench.repeats));
-  recorder.say(session.gpu + ", driver " + session.driver + ", cuBLAS " + session.cublas->version());
+  WEIGHTD_ASSIGN_OR_RETURN(const Session session, Session::open(bench.device, bench.repeats, true));
+  recorder.say(session.describe());
   recorder.say("clocks before: " + session.clocks->read().to_string());
   WEIGHTD_ASSIGN_OR_RETURN(const std::vector<Link> links, make_links(bench, session, recorder));
   for (const uint64_t m : bench.tokens) {

@@ -112,8 +112,11 @@ int launches_for(const Contender& contender, double us) {
   return (wanted + contender.copies - 1) / contender.copies * contender.copies;
 }
 
-/// Finds out how long a launch takes, and makes the graph that is going to be timed.
+/// Finds out how long a launch takes, and makes the graph that is going to be timed. What loads code or chooses an algorithm at its
+/// first call does so before anything is captured.
 Status start(Runner& runner, int repeats, const Track& track) {
+  WEIGHTD_RETURN_IF_ERROR(launch_all(*runner.contender, 1, track.stream.get()));
+  WEIGHTD_RETURN_IF_ERROR(check_cuda(cudaStreamSynchronize(track.stream.get()), "cudaStreamSynchronize"));
   WEIGHTD_RETURN_IF_ERROR(runner.prepare(runner.contender->copies, track));
   WEIGHTD_RETURN_IF_ERROR(runner.time(track).status());
   WEIGHTD_ASSIGN_OR_RETURN(const double us, runner.time(track));
@@ -188,6 +191,8 @@ Result<Copies> Copies::make(std::span<const std::byte> content, uint64_t bytes, 
     }
     result.copies_.push_back(std::move(copy));
   }
+  // A copy within the device may still be under way, and other streams do not wait for it.
+  WEIGHTD_RETURN_IF_ERROR(check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize"));
   return result;
 }
 

@@ -8,6 +8,8 @@
 
 #include "base/text.h"
 #include "base/version.h"
+#include "kernels/block_hash.h"
+#include "tools/cli/table.h"
 
 namespace weightd::tools {
 namespace {
@@ -25,6 +27,9 @@ std::string uuid_text(const cudaUUID_t& uuid) {
   }
   return text;
 }
+
+/// Whatever the kind of device is called ("GPU-" or "MIG-").
+bool same_uuid(const std::string& a, const std::string& b) { return a.size() > 4 && b.size() > 4 && a.substr(4) == b.substr(4); }
 
 BlasOperands operands_of(const DeviceWeights& weights, const Batch& batch, int i) {
   return {weights.raw(i), batch.x.as<uint16_t>(), batch.y.as<uint16_t>()};
@@ -45,7 +50,7 @@ Result<int> select_gpu(const std::string& uuid) {
   std::string seen;
   for (int ordinal = 0; ordinal < count; ++ordinal) {
     const std::string candidate = gpu_uuid(ordinal);
-    if (uuid.empty() || candidate == uuid) {
+    if (uuid.empty() || same_uuid(candidate, uuid)) {
       WEIGHTD_RETURN_IF_ERROR(check_cuda(cudaSetDevice(ordinal), "cudaSetDevice"));
       return ordinal;
     }
@@ -54,7 +59,7 @@ Result<int> select_gpu(const std::string& uuid) {
   return Status::not_found("no GPU '" + printable(uuid) + "' here; there is " + seen);
 }
 
-Result<Session> Session::open(const std::string& uuid, int repeats) {
+Result<Session> Session::open(const std::string& uuid, int repeats, bool products) {
   Session session;
   WEIGHTD_ASSIGN_OR_RETURN(const int ordinal, select_gpu(uuid));
   cudaDeviceProp properties{};
@@ -68,8 +73,10 @@ Result<Session> Session::open(const std::string& uuid, int repeats) {
     session.driver = "CUDA " + std::to_string(version / 1000) + "." + std::to_string(version / 10 % 100);
   }
   WEIGHTD_ASSIGN_OR_RETURN(session.device, kernels::prepare_gemm());
-  WEIGHTD_ASSIGN_OR_RETURN(session.cublas, Cublas::open());
-  WEIGHTD_ASSIGN_OR_RETURN(session.blas, kernels::Blas::open());
+  if (products) {
+    WEIGHTD_ASSIGN_OR_RETURN(session.cublas, Cublas::open());
+    WEIGHTD_ASSIGN_OR_RETURN(session.blas, kernels::Blas::open());
+  }
   WEIGHTD_ASSIGN_OR_RETURN(session.cold, cold_bytes());
   WEIGHTD_ASSIGN_OR_RETURN(Contender copy, copy_contender(kLargeCopyBytes, session.cold));
   std::vector<Contender> contenders;
@@ -77,6 +84,12 @@ Result<Session> Session::open(const std::string& uuid, int repeats) {
   WEIGHTD_RETURN_IF_ERROR(race(contenders, repeats));
   session.copy_gbps = static_cast<double>(kLargeCopyBytes) / contenders.front().us / 1e3;
   return session;
+}
+
+std::string Session::describe() const {
+  std::string text = gpu + ", driver " + driver + ", copy " + cli::fixed(copy_gbps, 0) + " GB/s";
+  if (cublas != nullptr) text += ", cuBLAS " + cublas->version() + ", exact mode " + blas->version();
+  return text;
 }
 
 Row Session::row(std::string op, std::string name) const {
@@ -117,6 +130,19 @@ Result<Contender> copy_contender(uint64_t bytes, uint64_t cold) {
                       "cudaMemcpyAsync");
   };
   return contender;
+}
+
+Result<double> time_block_hashes(uint64_t bytes, int repeats) {
+  const uint64_t blocks = bytes / kernels::kHashBlockBytes;
+  WEIGHTD_ASSIGN_OR_RETURN(const Copies arena, Copies::make({}, bytes, 1));
+  WEIGHTD_ASSIGN_OR_RETURN(const DeviceBytes hashes, DeviceBytes::allocate(blocks * sizeof(uint64_t)));
+  std::vector<Contender> contenders(1);
+  contenders[0].name = "hash";
+  contenders[0].launch = [&](int, cudaStream_t stream) {
+    return kernels::launch_block_hashes(arena.at(0), blocks, hashes.as<uint64_t>(), stream);
+  };
+  WEIGHTD_RETURN_IF_ERROR(race(contenders, repeats));
+  return contenders[0].us;
 }
 
 Result<DeviceWeights> DeviceWeights::upload(const HostMatrix& host, uint64_t cold, std::optional<int> copies) {

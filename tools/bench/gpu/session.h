@@ -29,12 +29,14 @@ struct Session {
   std::string gpu, driver;
   std::unique_ptr<ClockReader> clocks;
   kernels::GemmDevice device;
-  std::unique_ptr<Cublas> cublas;
+  std::unique_ptr<Cublas> cublas;  // null without products, as the next
   std::shared_ptr<kernels::Blas> blas;
   uint64_t cold = 0;           // bytes, as cold_bytes()
   double copy_gbps = kAbsent;  // read and written, of the 1 GiB device copy
 
-  [[nodiscard]] static Result<Session> open(const std::string& uuid, int repeats);
+  /// `products`: with cuBLAS and cuBLASLt, which must be there then.
+  [[nodiscard]] static Result<Session> open(const std::string& uuid, int repeats, bool products);
+  [[nodiscard]] std::string describe() const;
   /// A row with its place and the clocks of this moment.
   [[nodiscard]] Row row(std::string op, std::string name) const;
   [[nodiscard]] Row row(std::string op, const BenchShape& shape, uint64_t m) const;
@@ -42,6 +44,9 @@ struct Session {
 
 /// Device copies that read and write `bytes` in all, cold, as a contender of a race. Owns what it copies.
 [[nodiscard]] Result<Contender> copy_contender(uint64_t bytes, uint64_t cold);
+
+/// Microseconds of the block hashes' kernel over `bytes` of device memory, a multiple of 1 MiB.
+[[nodiscard]] Result<double> time_block_hashes(uint64_t bytes, int repeats);
 
 /// One matrix on the device, coded and, if wanted, as it was, each in as many copies as it takes to be cold, or `copies`.
 class DeviceWeights {

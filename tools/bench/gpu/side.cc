@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -6,7 +7,6 @@
 #include "kernels/block_hash.h"
 #include "tools/bench/gpu/session.h"
 #include "tools/bench/gpu_work.h"
-#include "tools/bench/percentiles.h"
 
 namespace weightd::tools {
 namespace {
@@ -47,17 +47,9 @@ class CudaSide : public GpuSide {
   }
 
   [[nodiscard]] Result<double> hash_gbps(uint64_t bytes) override {
-    const uint64_t blocks = std::max<uint64_t>(1, bytes / kernels::kHashBlockBytes);
-    const uint64_t arena_bytes = blocks * kernels::kHashBlockBytes;
-    WEIGHTD_ASSIGN_OR_RETURN(const Copies arena, Copies::make({}, arena_bytes, 1));
-    WEIGHTD_ASSIGN_OR_RETURN(const DeviceBytes hashes, DeviceBytes::allocate(blocks * sizeof(uint64_t)));
-    std::vector<Contender> contenders(1);
-    contenders[0].name = "hash";
-    contenders[0].launch = [&](int, cudaStream_t stream) {
-      return kernels::launch_block_hashes(arena.at(0), blocks, hashes.as<uint64_t>(), stream);
-    };
-    WEIGHTD_RETURN_IF_ERROR(race(contenders, kHashRepeats));
-    return static_cast<double>(arena_bytes) / contenders[0].us / 1e3;
+    const uint64_t whole_blocks = std::max<uint64_t>(1, bytes / kernels::kHashBlockBytes) * kernels::kHashBlockBytes;
+    WEIGHTD_ASSIGN_OR_RETURN(const double us, time_block_hashes(whole_blocks, kHashRepeats));
+    return static_cast<double>(whole_blocks) / us / 1e3;
   }
 
   [[nodiscard]] Result<std::span<std::byte>> scratch(uint64_t bytes) override {

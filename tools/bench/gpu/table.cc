@@ -5,7 +5,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "kernels/block_hash.h"
 #include "tools/bench/gpu/session.h"
 #include "tools/bench/gpu_work.h"
 #include "tools/bench/weights.h"
@@ -65,17 +64,9 @@ Status bench_large_copy(const Session& session, Recorder& recorder) {
 }
 
 Status bench_hash(const Session& session, int repeats, Recorder& recorder) {
-  WEIGHTD_ASSIGN_OR_RETURN(const Copies arena, Copies::make({}, kHashBytes, 1));
-  constexpr uint64_t kBlocks = kHashBytes / kernels::kHashBlockBytes;
-  WEIGHTD_ASSIGN_OR_RETURN(const DeviceBytes hashes, DeviceBytes::allocate(kBlocks * sizeof(uint64_t)));
-  std::vector<Contender> contenders(1);
-  contenders[0].name = "hash";
-  contenders[0].launch = [&](int, cudaStream_t stream) {
-    return kernels::launch_block_hashes(arena.at(0), kBlocks, hashes.as<uint64_t>(), stream);
-  };
-  WEIGHTD_RETURN_IF_ERROR(race(contenders, repeats));
+  WEIGHTD_ASSIGN_OR_RETURN(const double us, time_block_hashes(kHashBytes, repeats));
   Row row = session.row("hash", "4 GiB");
-  row.us = contenders[0].us;
+  row.us = us;
   fill_rates(row, kHashBytes, session.copy_gbps);
   std::vector<Row> rows;
   rows.push_back(std::move(row));
@@ -262,9 +253,8 @@ Result<Subject> make_subject(const Session& session, const BenchShape& shape, st
 }  // namespace
 
 Status run_gpu_bench(const GpuBench& bench, Recorder& recorder) {
-  WEIGHTD_ASSIGN_OR_RETURN(const Session session, Session::open(bench.device, bench.repeats));
-  recorder.say(session.gpu + ", driver " + session.driver + ", cuBLAS " + session.cublas->version() + ", exact route " +
-               session.blas->version());
+  WEIGHTD_ASSIGN_OR_RETURN(const Session session, Session::open(bench.device, bench.repeats, wants_products(bench)));
+  recorder.say(session.describe());
   recorder.say("clocks before: " + session.clocks->read().to_string());
   if (wants(bench, "copy")) WEIGHTD_RETURN_IF_ERROR(bench_large_copy(session, recorder));
   if (wants(bench, "hash")) WEIGHTD_RETURN_IF_ERROR(bench_hash(session, bench.repeats, recorder));
