@@ -148,8 +148,8 @@ class Tensor {
   ///
   /// On the host: accumulation order and rounding as documented in kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only.
   /// On a GPU: raw tensors by cuBLASLt; coded ones by the fused kernel (error bound in kernels/f12_cuda.h), or, where that is faster for
-  /// the shape and cuBLASLt is on the machine, by decompression and cuBLASLt; always so with options.exact. The bits of a row may differ
-  /// between the two, so between token counts, unless options.exact decides.
+  /// the shape and cuBLASLt is on the machine, by decompression and cuBLASLt; always so with options.exact. Equal calls give equal bits; the
+  /// bits of a row may differ between these ways, and so between token counts.
   ///
   /// kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched. kRevoked, kForked, kLost, kCuda.
   /// kUnavailable: the call needs cuBLASLt (exact, raw), and it is not on this machine. kResourceExhausted: no scratch.
