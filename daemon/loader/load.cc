@@ -122,9 +122,6 @@ ipc::Planned make_plan(const store::BundleReader& bundle, const store::Residency
 
 Status check_job(const ipc::Job& job, const Backend& backend) {
   const uint64_t granularity = backend.granularity_bytes();
-  if (!job.transport.empty() && job.transport != "fd" && !is_legacy(job)) {
-    return Status::invalid_argument("transport '" + printable(job.transport) + "': 'fd' and 'legacy' are known");
-  }
   if (is_legacy(job)) return {};
   if (job.chunk_bytes >= granularity && job.chunk_bytes % granularity == 0) return {};
   return Status::invalid_argument("chunk_bytes is " + std::to_string(job.chunk_bytes) + ", it must be a multiple of " +

@@ -10,6 +10,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -199,6 +201,121 @@ TEST(Loader, TheNumberOfThreadsChangesNothing) {
     const Outcome outcome = run(job, opened(folder / "m.wpk"), backend);
     EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
   }
+}
+
+TEST(Loader, ManyThreadsReadOneLargeSection) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk", {4, 2, 3001, 1024, Encoding::kRaw});  // 5.9 MiB each: three pieces, the last one short
+  const auto bundle = store::BundleReader::open(folder / "m.wpk");
+  ASSERT_TRUE(bundle.ok());
+  for (const uint32_t threads : {1U, 2U, 8U}) {
+    for (const uint32_t limit : {1U, 2U, 100U}) {
+      FaultyBackend backend;
+      backend.piece_limit = limit;
+      ipc::Job job = make_job(folder / "m.wpk");
+      job.threads = threads;
+      Outcome outcome = run(job, opened(folder / "m.wpk"), backend);
+      ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
+      EXPECT_EQ(backend.pieces_out(), 0U);
+      const auto arena = ipc::MappedArena::map(std::move(outcome.chunks), outcome.result.chunk_bytes);
+      ASSERT_TRUE(arena.ok());
+      const store::Residency& residency = *bundle->residency("fast");
+      EXPECT_EQ(store::block_hashes(arena->bytes().first(residency.arena_bytes), 1), residency.block_hashes);
+    }
+  }
+}
+
+TEST(Loader, PiecesThatAreReadOutOfOrderAreHashedInOrder) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk", {4, 1, 3001, 1024, Encoding::kRaw});
+  FaultyBackend backend;
+  ipc::Job job = make_job(folder / "m.wpk");
+  job.threads = 3;
+  // The first piece of the large section arrives after the second and the third.
+  std::atomic<int> others = 0;
+  std::mutex mutex;
+  std::condition_variable arrived;
+  backend.on_upload = [&](uint64_t offset, std::span<std::byte> staged) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (staged.size() == kPieceBytes && offset % kPieceBytes == 0 && offset < kPieceBytes)
+      arrived.wait(lock, [&] { return others >= 2; });
+    else
+      ++others;
+    arrived.notify_all();
+    return Status();
+  };
+  const Outcome outcome = run(job, opened(folder / "m.wpk"), backend);
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+}
+
+TEST(Loader, CO_103_DamageInTheMiddleOfALargeSection) {
+  const TempDir folder;
+  for (const uint64_t position : {uint64_t{0}, kPieceBytes - 1, kPieceBytes, 2 * kPieceBytes + 77}) {
+    make_bundle(folder / "m.wpk", {4, 2, 3001, 1024, Encoding::kRaw});
+    const auto bundle = store::BundleReader::open(folder / "m.wpk");
+    ASSERT_TRUE(bundle.ok());
+    const store::Storage& storage = bundle->manifest().storages.at(1);
+    const store::Section& section = bundle->manifest().sections.at(storage.planes.at(0).section);
+    const UniqueFd fd(::open((folder / "m.wpk").c_str(), O_RDWR | O_CLOEXEC));
+    std::byte byte{};
+    ASSERT_TRUE(pread_full(fd.get(), {&byte, 1}, section.offset_bytes + position, "m").ok());
+    byte ^= std::byte{16};
+    ASSERT_TRUE(pwrite_full(fd.get(), {&byte, 1}, section.offset_bytes + position, "m").ok());
+    ipc::Job job = make_job(folder / "m.wpk");
+    job.threads = 4;
+    FaultyBackend backend;
+    backend.piece_limit = 3;
+    const Outcome outcome = run(job, opened(folder / "m.wpk"), backend);
+    EXPECT_EQ(outcome.status.code(), StatusCode::kCorruption);
+    EXPECT_NE(outcome.status.message().find("'" + storage.name + "'"), std::string::npos) << outcome.status.message();
+    EXPECT_TRUE(outcome.chunks.empty());
+  }
+}
+
+TEST(Loader, CO_091_EveryPieceMayFail) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk", {4, 2, 3001, 1024, Encoding::kRaw});
+  for (const bool stage : {false, true}) {
+    bool succeeded = false;
+    for (int n = 1; n < 100 && !succeeded; ++n) {
+      FaultyBackend backend;
+      backend.piece_limit = 2;
+      std::atomic<int> step = 0;
+      const auto fail_at = [&] { return ++step == n ? Status::cuda("piece " + std::to_string(n)) : Status(); };
+      if (stage)
+        backend.before_stage = [&](uint64_t) { return fail_at(); };
+      else
+        backend.on_upload = [&](uint64_t, std::span<std::byte>) { return fail_at(); };
+      ipc::Job job = make_job(folder / "m.wpk");
+      job.threads = 4;
+      const Outcome outcome = run(job, opened(folder / "m.wpk"), backend);
+      succeeded = step < n;
+      EXPECT_EQ(outcome.status.code(), succeeded ? StatusCode::kOk : StatusCode::kCuda) << outcome.status.message();
+      EXPECT_EQ(outcome.chunks.empty(), !succeeded);
+    }
+    EXPECT_TRUE(succeeded);
+  }
+}
+
+TEST(Loader, ThePlanSumsUpTheEncodings) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk", {4, 3, 64, 256, Encoding::kF12});
+  const Outcome outcome = load(folder / "m.wpk");
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
+  const auto bundle = store::BundleReader::open(folder / "m.wpk");
+  ASSERT_TRUE(bundle.ok());
+  ASSERT_EQ(outcome.plan.encodings.size(), 2U);
+  const ipc::EncodingSum& raw = outcome.plan.encodings[0];
+  EXPECT_EQ(raw.encoding, "raw");
+  EXPECT_EQ(raw.tensors, 1U);  // norm.weight
+  EXPECT_EQ(raw.resident_bytes, raw.logical_bytes);
+  const ipc::EncodingSum& f12 = outcome.plan.encodings[1];
+  EXPECT_EQ(f12.encoding, "f12");
+  EXPECT_EQ(f12.tensors, 3U);
+  EXPECT_EQ(f12.logical_bytes, 3 * 64 * 256 * 2U);
+  // 4 units of 4 tiles of 1536 bytes, 64 windows, 4 records of 32 bytes; and the escapes that are in the pool.
+  EXPECT_EQ(f12.resident_bytes, 3 * (4 * 4 * 1536 + 64 + 4 * 32) + bundle->residency("fast")->pool_bytes);
+  EXPECT_EQ(raw.logical_bytes + f12.logical_bytes, outcome.plan.logical_bytes);
 }
 
 TEST(Loader, ManyChunksComeInBatches) {

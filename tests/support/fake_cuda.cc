@@ -23,9 +23,12 @@ struct CUctx_st {
   int device = 0;
 };
 struct CUstream_st {
-  int device = 0;
+  struct Operation {
+    std::function<void()> run;
+    const void* reads = nullptr;  // host memory
+  };
   uint64_t done = 0;  // operations that have happened
-  std::deque<std::function<void()>> pending;
+  std::deque<Operation> pending;
 };
 struct CUevent_st {
   CUstream_st* stream = nullptr;
@@ -152,23 +155,23 @@ struct FakeCuda::State {
 
   static void run_until(CUstream_st& stream, uint64_t position) {
     while (stream.done < position && !stream.pending.empty()) {
-      stream.pending.front()();
+      stream.pending.front().run();
       stream.pending.pop_front();
       ++stream.done;
     }
   }
   static void run_all(CUstream_st& stream) { run_until(stream, stream.done + stream.pending.size()); }
 
-  CUresult enqueue(CUstream_st* stream, std::function<void()> operation) {
+  CUresult enqueue(CUstream_st* stream, std::function<void()> run, const void* reads = nullptr) {
     if (current_contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
     if (stream == nullptr) {
-      operation();
+      run();
       return CUDA_SUCCESS;
     }
     if (std::none_of(streams.begin(), streams.end(), [&](const auto& known) { return known.get() == stream; })) {
       return complain("work on a stream that does not exist", CUDA_ERROR_INVALID_HANDLE);
     }
-    stream->pending.push_back(std::move(operation));
+    stream->pending.push_back({std::move(run), reads});
     return CUDA_SUCCESS;
   }
 
@@ -688,7 +691,9 @@ CUresult mem_free_host(void* block) {
   if (call.fails()) return call.result();
   if (call->host_blocks.erase(block) == 0) return call->complain("cuMemFreeHost of no block");
   for (const auto& stream : call->streams) {
-    if (!stream->pending.empty()) call->complain("cuMemFreeHost while work is pending");
+    for (const auto& operation : stream->pending) {
+      if (operation.reads == block) call->complain("cuMemFreeHost before the copy from it");
+    }
   }
   std::free(block);
   return CUDA_SUCCESS;
@@ -698,7 +703,8 @@ CUresult memcpy_htod_async(CUdeviceptr to, const void* from, size_t bytes, CUstr
   const Call call("cuMemcpyHtoDAsync");
   if (call.fails()) return call.result();
   if (!call->reachable(to, bytes, true)) return call->complain("copy to memory that is not writable", CUDA_ERROR_INVALID_VALUE);
-  return call->enqueue(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  return call->enqueue(
+      stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); }, from);
 }
 
 CUresult memcpy_dtoh(void* to, CUdeviceptr from, size_t bytes) {
@@ -742,6 +748,7 @@ CUresult stream_destroy(CUstream stream) {
 
 CUresult stream_synchronize(CUstream stream) {
   const Call call("cuStreamSynchronize");
+  if (call.fails() && stream != nullptr) stream->pending.clear();  // as after a fault: it never happens
   if (call.fails()) return call.result();
   if (stream != nullptr) FakeCuda::State::run_all(*stream);
   return CUDA_SUCCESS;
@@ -894,6 +901,11 @@ void FakeCuda::clear_calls() {
 std::vector<std::string> FakeCuda::misuse() const {
   const std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->misuse;
+}
+
+void FakeCuda::clear_misuse() {
+  const std::lock_guard<std::mutex> lock(state_->mutex);
+  state_->misuse.clear();
 }
 
 void FakeCuda::fail_call(int n, CUresult result) {

@@ -51,6 +51,7 @@ class FakeCuda {
   void clear_calls();
   /// "cuMemMap of a mapped range", one line each.
   [[nodiscard]] std::vector<std::string> misuse() const;
+  void clear_misuse();
 
   /// The n-th call from now (1: the next) fails with `result` and does nothing. Calls that give something back never fail in this
   /// way.
