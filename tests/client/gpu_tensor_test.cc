@@ -443,17 +443,18 @@ TEST_F(GpuTensor, EveryCallMayBeCapturedAndReplayed) {
   GemmOptions with_workspace = stream.options(true);
   with_workspace.workspace = {workspace.data(), workspace.bytes()};
   const DeviceOutput fused(4, 1000), exact(4, 1000), pooled(4, 1000), raw(4, 300), square(64, 64), gathered(4, 136);
-  // The first captured calls of the process, if this test runs alone: what they load must not get into the graph.
-  const Graph graph(stream, [&] {
+  const auto work = [&] {
     EXPECT_TRUE(tensor("coded").gemm(x.view(), fused.view(), stream.options()).ok());
     EXPECT_TRUE(tensor("coded").gemm(x.view(), exact.view(), with_workspace).ok());
     EXPECT_TRUE(tensor("coded").gemm(x.view(), pooled.view(), stream.options(true)).ok());
     EXPECT_TRUE(tensor("plain").gemm(small_x.view(), raw.view(), stream.options()).ok());
     EXPECT_TRUE(tensor("square").decompress(square.bytes(), stream.options()).ok());
-    EXPECT_TRUE(tensor("plain")
-                    .gather_rows(std::span<const int32_t>(device_rows.as<int32_t>(), 4), gathered.view(), stream.options())
-                    .ok());
-  });
+    const std::span<const int32_t> indexes(device_rows.as<int32_t>(), rows.size());
+    EXPECT_TRUE(tensor("plain").gather_rows(indexes, gathered.view(), stream.options()).ok());
+  };
+  work();  // loads what is to be loaded
+  stream.wait();
+  const Graph graph(stream, work);
   for (uint64_t round = 0; round < 3; ++round) {
     const std::vector<uint16_t> fresh = random_activations(4 * 1096, 100 + round);
     x.upload(fresh);
@@ -664,8 +665,8 @@ TEST(GpuExit, CO_065_AModelThatLivesUntilTheProcessEndsDoesNoHarm) {
       {
         // Destroyed at the very end, after whatever CUDA does at its own.
         static std::optional<Model> last;
-        const TempFolder folder;
-        FakeDaemon daemon(folder / "s");
+        static const TempFolder folder;
+        static FakeDaemon daemon(folder / "s");
         ModelBuilder builder;
         builder.add_raw("w", {2, 2}, {1, 2, 3, 4});
         daemon.publish(test::on_gpu(builder.seal("m", 1)));

@@ -31,8 +31,8 @@ struct ModelInfo {
   uint64_t generation = 0;
   std::string device;          // GPU UUID or "host"
   std::string state;           // "published", "draining", ...; as the daemon last said. "detached": after a restart the daemon no
-                               // longer had this content; the weights stay usable, and this process alone holds them. "lost": a legacy
-                               // model whose memory is gone (kLost)
+                               // longer had this content; the weights stay usable, and this process alone holds them. "lost": a
+                               // legacy model whose memory is gone (kLost)
   std::string residency;       // "fast"
   std::string transport;       // "fd", or "legacy" (one allocation of the loader's; gone with it: kLost)
   uint64_t logical_bytes = 0;  // of the BF16 checkpoint
@@ -79,10 +79,10 @@ class Tensor;
 ///
 /// On a GPU the bytes lie in the address space of that GPU, read-only, and every pointer that Tensor's calls take or give is a
 /// device pointer. The same memory is mapped once in a process, whichever Clients lease it. Calls launch on the stream that they are
-/// given and return; errors of the kernels show where CUDA shows them. The calls make the GPU's primary context current for themselves
-/// and put back what was current; other GPUs get no context. The first model on a GPU makes that context if need be, and the library
-/// keeps it until the process ends. Calls may be captured into graphs; the first gemm() of each kind on a GPU also loads code (and
-/// cuBLASLt, where it is needed), so make it before.
+/// given and return; errors of the kernels show where CUDA shows them. The calls make the GPU's primary context current for
+/// themselves and put back what was current; other GPUs get no context. The first model on a GPU makes that context if need be, and
+/// the library keeps it until the process ends. Calls may be captured into graphs; the first gemm() of each kind on a GPU also loads
+/// code (and cuBLASLt, where it is needed), so make one before.
 ///
 /// Nothing in CUDA waits for kernels that still read memory which is unmapped. So the end of the last lease waits for all that the
 /// process gave the GPU, and may block. That is impossible while a stream of the GPU is being captured: release() is then refused
@@ -142,14 +142,14 @@ class Tensor {
   Status gather_rows(std::span<const int32_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
   Status gather_rows(std::span<const int64_t> rows, Bf16Matrix out, const GemmOptions& options = {}) const;
 
-  /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out. Any M; with more than one row, row strides of at least
-  /// the columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or the
-  /// mapping. M = 0 writes nothing; K = 0 writes +0.
+  /// y[M, N] = x[M, K] · w[N, K]ᵀ for a BF16 tensor of rank 2; BF16 in and out. Any M; with more than one row, row strides of at
+  /// least the columns, never negative (with one row the stride says nothing); addresses at multiples of 2; y must not overlap x or
+  /// the mapping. M = 0 writes nothing; K = 0 writes +0.
   ///
-  /// On the host: accumulation order and rounding as documented in kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x only.
-  /// On a GPU: raw tensors by cuBLASLt; coded ones by the fused kernel (error bound in kernels/f12_cuda.h), or, where that is faster for
-  /// the shape and cuBLASLt is on the machine, by decompression and cuBLASLt; always so with options.exact. Equal calls give equal bits; the
-  /// bits of a row may differ between these ways, and so between token counts.
+  /// On the host: accumulation order and rounding as documented in kernels/LAYOUT.md ("host GEMM"): bits depend on weights and x
+  /// only. On a GPU: raw tensors by cuBLASLt; coded ones by the fused kernels (error bound in kernels/f12_cuda.h), or, where that is
+  /// faster for the shape and cuBLASLt is on the machine, by decompression and cuBLASLt; always so with options.exact. Equal calls
+  /// give equal bits; the bits of a row may differ between these ways, and so between token counts.
   ///
   /// kInvalidArgument: dtype, rank, shape, stride, address or overlap; y untouched. kRevoked, kForked, kLost, kCuda.
   /// kUnavailable: the call needs cuBLASLt (exact, raw), and it is not on this machine. kResourceExhausted: no scratch.
