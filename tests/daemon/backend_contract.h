@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -14,15 +15,21 @@ namespace weightd::testing {
 
 /// An implementation of the seam: what makes one more backend of the same place, and what holds when all are gone.
 struct BackendKind {
-  std::string name;
   std::function<Result<std::unique_ptr<loader::Backend>>()> make;
   std::function<void()> after = [] {};
 };
 
+/// A kind, begun anew for each test.
+struct NamedKind {
+  std::string name;
+  std::function<BackendKind()> begin;
+  friend void PrintTo(const NamedKind& kind, std::ostream* out) { *out << kind.name; }
+};
+
 /// What every implementation keeps to (backend_contract.cc); instantiated by each test program for its kinds.
-class BackendContract : public ::testing::TestWithParam<std::function<BackendKind()>> {
+class BackendContract : public ::testing::TestWithParam<NamedKind> {
  protected:
-  BackendContract() : kind_(GetParam()()) {}
+  BackendContract() : kind_(GetParam().begin()) {}
   void TearDown() override { kind_.after(); }
   std::unique_ptr<loader::Backend> make();
 

@@ -7,10 +7,10 @@ namespace weightd::testing {
 namespace {
 
 BackendKind host() {
-  return {"host", [] { return Result<std::unique_ptr<loader::Backend>>(loader::make_host_backend()); }};
+  return {[] { return Result<std::unique_ptr<loader::Backend>>(loader::make_host_backend()); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Host, BackendContract, ::testing::Values(host));
+INSTANTIATE_TEST_SUITE_P(Host, BackendContract, ::testing::Values(NamedKind{"host", host}));
 
 }  // namespace
 }  // namespace weightd::testing

@@ -55,11 +55,12 @@ BackendKind fake_cuda(uint32_t max_pieces) {
     EXPECT_EQ(fake->live(), FakeCuda::Live{});
     EXPECT_THAT(fake->misuse(), IsEmpty());
   };
-  return {"fake cuda", make_one, after};
+  return {make_one, after};
 }
 
-INSTANTIATE_TEST_SUITE_P(FakeCuda, BackendContract, ::testing::Values([] { return fake_cuda(64); }));
-INSTANTIATE_TEST_SUITE_P(FakeCudaFewPieces, BackendContract, ::testing::Values([] { return fake_cuda(2); }));
+INSTANTIATE_TEST_SUITE_P(FakeCuda, BackendContract,
+                         ::testing::Values(NamedKind{"many pieces", [] { return fake_cuda(64); }},
+                                           NamedKind{"two pieces", [] { return fake_cuda(2); }}));
 
 size_t open_descriptors() {
   size_t count = 0;

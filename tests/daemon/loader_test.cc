@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loader's jobs with the test as the daemon, on a backend that can be made to fail at every step.
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -21,101 +22,28 @@
 #include "ipc/memfd.h"
 #include "store/bundle.h"
 #include "tests/daemon/faulty_backend.h"
+#include "tests/daemon/loader_peer.h"
 #include "tests/support/safetensors_builder.h"
 #include "tests/support/test_bundle.h"
 
 namespace weightd::loader {
 namespace {
 
+using ::weightd::testing::channel_options;
+using ::weightd::testing::Daemon;
 using ::weightd::testing::FaultyBackend;
+using ::weightd::testing::LoaderProgram;
 using ::weightd::testing::make_bundle;
+using ::weightd::testing::make_job;
+using ::weightd::testing::opened;
+using ::weightd::testing::Outcome;
 using ::weightd::testing::read_file;
 using ::weightd::testing::require;
+using ::weightd::testing::soon;
 using ::weightd::testing::TempDir;
 using ::weightd::testing::write_file;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
-
-ipc::Deadline soon() { return ipc::Clock::now() + std::chrono::seconds(30); }
-
-ipc::ChannelOptions channel_options() {
-  ipc::ChannelOptions options;
-  options.receive = {64U << 20, ipc::kMaxFdsPerFrame};
-  return options;
-}
-
-/// What a load ended in, seen by the daemon.
-struct Outcome {
-  Status status;
-  bool planned = false;
-  ipc::Planned plan;
-  std::vector<UniqueFd> chunks;
-  UniqueFd table;
-  ipc::LoadResult result;
-  ipc::VerifiedReply verified;
-  uint64_t progress = 0;
-};
-
-/// The daemon's side of one job.
-class Daemon {
- public:
-  explicit Daemon(UniqueFd socket) : channel_(std::move(socket), channel_options()) {}
-
-  Outcome run(const ipc::Job& job, std::vector<UniqueFd> fds) {
-    send({job}, std::move(fds));
-    while (!over_) {
-      auto frame = channel_.receive(soon());
-      require(frame.ok(), "the loader says something: " + frame.status().message());
-      auto message = ipc::decode_loader_message(frame->body);
-      require(message.ok(), "the loader's message: " + message.status().message());
-      handle(*message, std::move(frame->fds));
-    }
-    return std::move(outcome_);
-  }
-
- private:
-  void send(const ipc::LoaderMessage& message, std::vector<UniqueFd> fds = {}) {
-    require(channel_.send({ipc::encode(message), std::move(fds)}).ok() && channel_.flush(soon()).ok(), "send to the loader");
-  }
-  void handle(const ipc::LoaderMessage& message, std::vector<UniqueFd> fds) {
-    if (const auto* plan = std::get_if<ipc::Planned>(&message.body)) {
-      outcome_.planned = true;
-      outcome_.plan = *plan;
-      send({ipc::Admitted{}});
-    } else if (const auto* chunks = std::get_if<ipc::Chunks>(&message.body)) {
-      EXPECT_EQ(chunks->count, fds.size());
-      for (UniqueFd& fd : fds) outcome_.chunks.push_back(std::move(fd));
-      send({ipc::Received{static_cast<uint32_t>(outcome_.chunks.size())}});
-    } else if (const auto* progress = std::get_if<ipc::LoadProgress>(&message.body)) {
-      outcome_.progress = progress->bytes;
-    } else if (const auto* result = std::get_if<ipc::LoadResult>(&message.body)) {
-      outcome_.result = *result;
-      outcome_.table = std::move(fds.at(0));
-      over_ = true;
-    } else if (const auto* verified = std::get_if<ipc::VerifiedReply>(&message.body)) {
-      outcome_.verified = *verified;
-      over_ = true;
-    } else if (const auto* error = std::get_if<Status>(&message.body)) {
-      outcome_.status = *error;
-      over_ = true;
-    }
-  }
-  ipc::Channel channel_;
-  Outcome outcome_;
-  bool over_ = false;
-};
-
-ipc::Job make_job(const std::string& name) {
-  ipc::Job job;
-  job.kind = ipc::LoadJob{};
-  job.backend = job.device = "host";
-  job.residency = "fast";
-  job.chunk_bytes = 2 * kMiB;
-  job.threads = 2;
-  job.bundle_name = name;
-  job.fd_count = 1;
-  return job;
-}
 
 Outcome run(const ipc::Job& job, std::vector<UniqueFd> fds, Backend& backend) {
   auto sockets = ipc::socket_pair();
@@ -129,13 +57,6 @@ Outcome run(const ipc::Job& job, std::vector<UniqueFd> fds, Backend& backend) {
   Outcome outcome = Daemon(std::move(sockets->first)).run(job, std::move(fds));
   loader.join();
   return outcome;
-}
-
-std::vector<UniqueFd> opened(const std::string& path) {
-  std::vector<UniqueFd> fds;
-  fds.emplace_back(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  require(fds.front().valid(), "open " + path);
-  return fds;
 }
 
 Outcome load(const std::string& path, Backend& backend) { return run(make_job(path), opened(path), backend); }
@@ -579,6 +500,53 @@ TEST(Loader, TheProgramEndsWithItsDaemon) {
   EXPECT_TRUE(WIFEXITED(status));
   EXPECT_NE(WEXITSTATUS(status), 0);
   EXPECT_NE(WEXITSTATUS(status), 127);
+}
+
+bool driver_is_here() { return ::dlopen("libcuda.so.1", RTLD_NOW) != nullptr; }
+
+TEST(Loader, TheProgramAnswersAProbeAlsoWithoutADriver) {
+  LoaderProgram loader(WEIGHTD_LOADER_PROGRAM);
+  ipc::Job job;
+  job.kind = ipc::ProbeJob{true};
+  job.backend = "cuda";
+  const Outcome outcome = loader.run(job, {});
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status.message();
+  if (!driver_is_here()) {
+    EXPECT_NE(outcome.probe.problem.find("CUDA"), std::string::npos) << outcome.probe.problem;
+    EXPECT_TRUE(outcome.probe.gpus.empty());
+  }
+  EXPECT_EQ(loader.wait(), 0);
+}
+
+TEST(Loader, TheProgramRefusesWhatThisMachineCannotDo) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk");
+  ipc::Job job = make_job(folder / "m.wpk");
+  job.transport = "legacy";
+  LoaderProgram legacy(WEIGHTD_LOADER_PROGRAM);
+  EXPECT_EQ(legacy.run(job, opened(folder / "m.wpk")).status.code(), StatusCode::kUnsupported);
+  EXPECT_EQ(legacy.wait(), 1);
+  job = make_job(folder / "m.wpk");
+  job.backend = "cuda";
+  job.device = "GPU-00000000-0000-0000-0000-000000000000";
+  LoaderProgram cuda(WEIGHTD_LOADER_PROGRAM);
+  const Outcome outcome = cuda.run(job, opened(folder / "m.wpk"));
+  EXPECT_FALSE(outcome.status.ok());
+  EXPECT_FALSE(outcome.planned);
+  if (!driver_is_here()) {
+    EXPECT_TRUE(outcome.status.code() == StatusCode::kUnavailable || outcome.status.code() == StatusCode::kUnsupported);
+  }
+  EXPECT_EQ(cuda.wait(), 1);
+}
+
+TEST(Loader, TheProgramLoadsOnTheHost) {
+  const TempDir folder;
+  make_bundle(folder / "m.wpk");
+  LoaderProgram loader(WEIGHTD_LOADER_PROGRAM);
+  const Outcome outcome = loader.run(make_job(folder / "m.wpk"), opened(folder / "m.wpk"));
+  EXPECT_TRUE(outcome.status.ok()) << outcome.status.message();
+  EXPECT_EQ(outcome.chunks.size(), 1U);
+  EXPECT_EQ(loader.wait(), 0);
 }
 
 TEST(Loader, TheProgramIsNotForPeople) {
