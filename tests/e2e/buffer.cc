@@ -102,6 +102,10 @@ CUstream_st* make_stream(bool host) {
   return stream;
 }
 
+void end_stream(CUstream_st* stream) {
+  if (stream != nullptr) (void)cudaStreamDestroy(stream);
+}
+
 void wait_for(CUstream_st* stream) {
   if (stream != nullptr) require_cuda(cudaStreamSynchronize(stream), "waiting for the stream");
 }
@@ -171,6 +175,9 @@ std::string current_device() { return "host"; }
 CUstream_st* make_stream(bool host) {
   if (!host) no_cuda();
   return nullptr;
+}
+void end_stream(CUstream_st* stream) {
+  if (stream != nullptr) no_cuda();
 }
 void wait_for(CUstream_st* stream) {
   if (stream != nullptr) no_cuda();

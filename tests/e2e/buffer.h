@@ -18,8 +18,9 @@ namespace weightd::e2e {
 void use_device(const std::string& device);
 /// What CUDA has as current for this thread: the device's number and the context.
 [[nodiscard]] std::string current_device();
-/// A stream of the current GPU that waits for no other; null on the host. Never destroyed: a worker ends with its process.
+/// A stream of the current GPU that waits for no other; null on the host.
 [[nodiscard]] CUstream_st* make_stream(bool host);
+void end_stream(CUstream_st* stream);
 void wait_for(CUstream_st* stream);
 /// Bytes of the current GPU that are in use, by anybody.
 [[nodiscard]] uint64_t gpu_bytes_in_use();

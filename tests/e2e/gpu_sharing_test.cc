@@ -189,7 +189,7 @@ TEST(GpuSharing, CO_062_AcquireReleaseCyclesLeaveNothing) {
   system.make_small("m", 2);
   system.must_load("m");
   WorkerProcess worker = system.worker();
-  worker.must("cycles m 20 2");  // what is allocated once is not a leak
+  worker.must("cycles m 80 8");  // what is allocated once is not a leak
   const uint64_t used = system.used_bytes();
   const int count = kGpu ? 2000 : 500;
   worker.must("cycles m " + std::to_string(count) + " 1", std::chrono::seconds(300));
@@ -219,7 +219,6 @@ TEST(GpuSharing, CO_063_TwentyThousandTensorsAreFewMappings) {
   worker.must("acquire small 0");
   worker.must("compute 1 1");
   const Answer before = worker.must("maps");
-  WorkerProcess second = system.worker();
   worker.must("acquire many 0");
   worker.must("compute 1 1");
   const Answer after = worker.must("maps");

@@ -4,6 +4,7 @@
 // MESSAGE". Standard input's end ends it with status 0, the lease given back. Commands: the table in main's run().
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -87,6 +88,9 @@ class Computation {
     use_device(model_.info().device);
     stream_ = make_stream(host_);
   }
+  ~Computation() { end_stream(stream_); }
+  Computation(const Computation&) = delete;
+  Computation& operator=(const Computation&) = delete;
 
   [[nodiscard]] const Model& model() const { return model_; }
   Model& model() { return model_; }
@@ -435,6 +439,7 @@ std::string Worker::fork_child(const Words&) {
   if (::pipe(ends) != 0) throw std::runtime_error("pipe");
   const pid_t pid = ::fork();
   if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     const Computation& mine = computation();
     const TensorInfo& first = mine.model().tensors().front();
     std::string codes;
