@@ -11,15 +11,19 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "daemon/loader/jobs.h"
 #include "daemon/loader/nvml.h"
 #include "daemon/loader/probe.h"
 #include "ipc/vmm.h"
 #include "store/hash.h"
 #include "tests/daemon/backend_contract.h"
 #include "tests/daemon/fake_device_work.h"
+#include "tests/daemon/loader_peer.h"
+#include "tests/support/test_bundle.h"
 
 namespace weightd::testing {
 namespace {
@@ -251,6 +255,94 @@ TEST(CudaBackendKinds, CO_068_GpuThatCannotShareIsRefusedButForLegacy) {
   CudaBackendOptions options;
   options.legacy = true;
   EXPECT_TRUE(make(fake, gpu(fake), options).ok());
+}
+
+/// One job on a backend, with the test as the daemon.
+Outcome run(const ipc::Job& job, std::vector<UniqueFd> fds, Backend& backend) {
+  auto sockets = ipc::socket_pair();
+  require(sockets.ok(), "socket_pair");
+  ipc::Channel channel(std::move(sockets->second), channel_options());
+  std::jthread loader([&] {
+    auto received = loader::receive_job(channel);
+    require(received.ok(), "the job arrives");
+    (void)loader::run_job(channel, *std::move(received), backend);
+  });
+  return Daemon(std::move(sockets->first)).run(job, std::move(fds));
+}
+
+class CudaLoad : public CudaBackend {
+ protected:
+  void SetUp() override { make_bundle(path, {4, 3, 1024, 3000, Encoding::kF12}); }
+  ipc::Job job() const {
+    ipc::Job load = make_job(path);
+    load.backend = "cuda";
+    load.device = device.uuid;
+    load.threads = 6;
+    return load;
+  }
+  const TempDir folder;
+  const std::string path = folder / "m.wpk";
+};
+
+TEST_F(CudaLoad, ManyThreadsFillAGpuThroughFewPieces) {
+  CudaBackendOptions options;
+  options.max_pieces = 3;
+  const auto backend = make(fake, device, options);
+  ASSERT_TRUE(backend.ok());
+  Outcome loaded = run(job(), opened(path), **backend);
+  ASSERT_TRUE(loaded.status.ok()) << loaded.status.to_string();
+  EXPECT_GT(loaded.chunks.size(), 3U);
+  EXPECT_TRUE(loaded.result.ipc_handle.empty());
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(loaded.table));
+  for (UniqueFd& chunk : loaded.chunks) fds.push_back(std::move(chunk));
+  ipc::Job verify = job();
+  verify.kind = ipc::VerifyJob{loaded.result.chunk_bytes, loaded.plan.arena_bytes};
+  verify.fd_count = static_cast<uint32_t>(fds.size());
+  const auto reader = make(fake, device);
+  ASSERT_TRUE(reader.ok());
+  const Outcome verified = run(verify, std::move(fds), **reader);
+  ASSERT_TRUE(verified.status.ok()) << verified.status.to_string();
+  EXPECT_EQ(verified.verified.blocks, loaded.plan.arena_bytes / store::kBlockBytes);
+  EXPECT_THAT(verified.verified.bad_blocks, IsEmpty());
+}
+
+TEST_F(CudaLoad, LegacyLoadHasOneChunkAndAHandle) {
+  CudaBackendOptions options;
+  options.legacy = true;
+  const auto backend = make(fake, device, options);
+  ASSERT_TRUE(backend.ok());
+  ipc::Job load = job();
+  load.transport = "legacy";
+  load.chunk_bytes = 0;  // of no account: there is one allocation
+  const Outcome loaded = run(load, opened(path), **backend);
+  ASSERT_TRUE(loaded.status.ok()) << loaded.status.to_string();
+  EXPECT_THAT(loaded.chunks, IsEmpty());
+  EXPECT_EQ(loaded.result.ipc_handle.size(), ipc::kIpcHandleBytes);
+  ASSERT_EQ(loaded.result.chunk_bytes.size(), 1U);
+  EXPECT_EQ(loaded.result.chunk_bytes.front(), loaded.plan.resident_bytes);
+  EXPECT_EQ(loaded.plan.chunk_count, 1U);
+  EXPECT_EQ(fake.live().allocations, 2);  // the arena and the results
+}
+
+TEST_F(CudaLoad, CO_091_ALoadOfManyThreadsEndsWhateverFails) {
+  CudaBackendOptions options;
+  options.max_pieces = 2;
+  options.attempts = 1;
+  for (const std::string entry :
+       {"cuMemCreate", "cuMemsetD8Async", "cuMemHostAlloc", "cuEventCreate", "cuMemcpyHtoDAsync", "cuEventRecord",
+        "cuEventSynchronize", "cuStreamSynchronize", "cuMemSetAccess", "cuMemExportToShareableHandle", "cuMemcpyDtoH"}) {
+    for (const int n : {1, 2}) {
+      const auto backend = make(fake, device, options);
+      ASSERT_TRUE(backend.ok());
+      fake.fail_entry(entry, n, CUDA_ERROR_ILLEGAL_ADDRESS);
+      const Outcome outcome = run(job(), opened(path), **backend);
+      EXPECT_TRUE(fake.failed()) << entry << n;
+      EXPECT_EQ(outcome.status.code(), StatusCode::kCuda) << entry << n << outcome.status.to_string();
+      EXPECT_THAT(outcome.status.message(), HasSubstr(entry));
+    }
+    EXPECT_EQ(fake.live(), FakeCuda::Live{}) << entry;
+  }
 }
 
 TEST(Probe, MachineWithoutADriverIsAnAnswer) {
