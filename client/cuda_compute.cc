@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "client/address_range.h"
 #include "kernels/blas.h"
 #include "kernels/f12_cuda.h"
 #include "kernels/gather_raw.h"
@@ -27,18 +28,6 @@ kernels::F12DeviceMatrix coded_matrix(const WeightMatrix& w) {
 
 ConstBf16Matrix raw_matrix(const WeightMatrix& w) {
   return {reinterpret_cast<const uint16_t*>(w.data), w.n, w.k, static_cast<int64_t>(w.k)};
-}
-
-struct AddressRange {
-  uintptr_t begin = 0, end = 0;
-  [[nodiscard]] bool overlaps(const AddressRange& other) const { return begin < other.end && other.begin < end; }
-};
-
-AddressRange range_of(const ConstBf16Matrix& matrix) {
-  if (matrix.rows == 0 || matrix.cols == 0) return {};
-  const uint64_t elements = (matrix.rows - 1) * static_cast<uint64_t>(matrix.row_stride) + matrix.cols;
-  const auto begin = reinterpret_cast<uintptr_t>(matrix.data);
-  return {begin, begin + elements * sizeof(uint16_t)};
 }
 
 }  // namespace
@@ -99,14 +88,12 @@ Status CudaCompute::with_workspace(const WeightMatrix& w, ConstBf16Matrix x, Bf1
                                    const std::function<Status(std::byte*)>& work) {
   const uint64_t bytes = workspace_bytes(w);
   if (options.workspace.size() < bytes) return device_.with_scratch(bytes, options.stream, work);
-  const auto begin = reinterpret_cast<uintptr_t>(options.workspace.data());
-  const AddressRange workspace{begin, begin + bytes};
-  const auto weights = reinterpret_cast<uintptr_t>(arena_->base);
-  if (begin % kWorkspaceAlign != 0) {
+  const AddressRange workspace = range_of(options.workspace.data(), bytes);
+  if (workspace.begin % kWorkspaceAlign != 0) {
     return Status::invalid_argument("the workspace is not at a multiple of " + std::to_string(kWorkspaceAlign) + " bytes");
   }
   if (workspace.overlaps(range_of(x)) || workspace.overlaps(range_of({y.data, y.rows, y.cols, y.row_stride})) ||
-      workspace.overlaps({weights, weights + arena_->mapped_bytes})) {
+      workspace.overlaps(range_of(arena_->base, arena_->mapped_bytes))) {
     return Status::invalid_argument("the workspace overlaps x, y or the mapped weights");
   }
   return work(options.workspace.data());

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "client/address_range.h"
 #include "client/compute.h"
 #include "client/mapping.h"
 #include "weightd/client.h"
@@ -10,21 +11,12 @@
 namespace weightd {
 namespace {
 
+using detail::AddressRange;
 using detail::Mapping;
+using detail::range_of;
 using detail::RowIndexes;
 using detail::TensorPlace;
 using detail::WeightMatrix;
-
-struct AddressRange {
-  uintptr_t begin = 0;
-  uintptr_t end = 0;
-  [[nodiscard]] bool overlaps(const AddressRange& other) const { return begin < other.end && other.begin < end; }
-};
-
-AddressRange range_of(const void* data, uint64_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(data);
-  return {begin, begin + bytes};
-}
 
 AddressRange range_of(const Mapping& mapping) { return range_of(mapping.base(), mapping.mapped_bytes()); }
 

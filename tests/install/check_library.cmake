@@ -29,7 +29,7 @@ foreach(needed IN ITEMS "Client::connect(" "Model::tensor(" "Tensor::gemm(" "con
 endforeach()
 
 execute_process(COMMAND ${READELF} -dW ${LIBRARY} OUTPUT_VARIABLE dynamic COMMAND_ERROR_IS_FATAL ANY)
-if(dynamic MATCHES "NEEDED[^\n]*(boost|cuda|nvidia|ssl|crypto|spdlog|fmt|CLI|systemd)[^\n]*")
+if(dynamic MATCHES "NEEDED[^\n]*(boost|cuda|cublas|nvidia|ssl|crypto|spdlog|fmt|CLI|systemd)[^\n]*")
   message(FATAL_ERROR "the library needs what a worker must not need: ${CMAKE_MATCH_0}")
 endif()
 if(NOT dynamic MATCHES "SONAME[^\n]*\\[${SONAME}\\]")
