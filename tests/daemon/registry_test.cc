@@ -654,7 +654,7 @@ class RandomWalk {
   }
 
   void step() {
-    switch (below(10)) {
+    switch (below(11)) {
       case 0:
         open();
         break;
@@ -681,6 +681,9 @@ class RandomWalk {
       case 8:
         world_.pass(milliseconds(below(20)));
         break;
+      case 10:
+        lose_one();
+        break;
       case 9:
         if (!world_.watched.empty()) {
           world_.registry.process_ended(any(world_.watched), world_.effects);
@@ -690,6 +693,15 @@ class RandomWalk {
       default:
         break;
     }
+  }
+  void lose_one() {
+    std::vector<GenerationId> in_service;
+    for (const ipc::ModelSummary& m : world_.registry.models()) {
+      if (m.state == State::kPublished || m.state == State::kDraining) in_service.push_back(m.generation);
+    }
+    if (in_service.empty() || below(3) != 0) return;
+    world_.registry.owner_lost(any(in_service), "its owner ended", world_.effects);
+    world_.collect();
   }
   void open() {
     sessions_.push_back(world_.worker(static_cast<int32_t>(below(4)), below(2)));
@@ -760,7 +772,7 @@ class RandomWalk {
       if (m.state == State::kPublished) {
         EXPECT_TRUE(published.emplace(m.name, m.state).second) << "two published under " << m.name;
       }
-      if (m.state != State::kPublished && m.state != State::kDraining) {
+      if (m.state != State::kPublished && m.state != State::kDraining && m.state != State::kLost) {
         EXPECT_EQ(m.lease_count + m.orphan_count, 0U);
       }
       if (m.state == State::kDraining) {
@@ -814,6 +826,164 @@ TEST(Registry, AnyOrderOfEventsKeepsTheInvariants) {
     RandomWalk(seed).run();
     if (HasFailure()) return;
   }
+}
+
+// --- legacy transport: the owner of the memory dies ------------------------------------------------------------------------
+
+uint64_t load_legacy(World& world, const std::string& model, const std::string& source) {
+  const uint64_t request = ++world.last_request;
+  world.registry.load({0, request}, {model, source, "", 0, "legacy"}, std::nullopt, world.now, world.effects);
+  if (!world.effects.start.empty()) world.latest = world.effects.start.back();
+  world.collect();
+  return request;
+}
+GenerationId publish_legacy(World& world, const std::string& model, const std::string& content) {
+  load_legacy(world, model, "/" + content);
+  const GenerationId generation = world.latest;
+  world.plan(generation, content, 10 * kMiB);
+  world.verify(generation);
+  return generation;
+}
+void lose(World& world, GenerationId generation) {
+  world.registry.owner_lost(generation, "the loader was killed (signal 9)", world.effects);
+  world.collect();
+}
+
+TEST(Lost, LeasesStandAndTheMemoryIsGone) {
+  World world;
+  const SessionId session = world.worker(1), bystander = world.worker(2);
+  const GenerationId generation = publish_legacy(world, "m", "a");
+  EXPECT_EQ(world.registry.summary(generation).transport, "legacy");
+  const LeaseId lease = world.lease(world.acquire(session, "m"));
+  world.notices.clear();
+  lose(world, generation);
+  EXPECT_EQ(world.state(generation), State::kLost);
+  EXPECT_EQ(world.free_bytes(), 100 * kMiB);
+  ASSERT_EQ(world.notices.size(), 1U);
+  EXPECT_EQ(world.notices[0].kind, Notice::Kind::kLost);
+  EXPECT_EQ(world.notices[0].sessions, std::set<SessionId>{session});
+  EXPECT_EQ(world.registry.lease_count(), 1U);
+  EXPECT_EQ(world.registry.leases(world.now)[0].bytes, 0U);
+  EXPECT_FALSE(world.registry.view(generation).has_value());
+  EXPECT_EQ(world.error(world.acquire(bystander, "m")), StatusCode::kLost);
+  EXPECT_EQ(world.error(world.acquire(bystander, "m", 1000)), StatusCode::kLost) << "waiting would be in vain";
+  EXPECT_EQ(world.error(world.acquire(session, "m", 0, "a")), StatusCode::kLost) << "by content, too";
+  EXPECT_EQ(world.registry.published("m", "").status().code(), StatusCode::kLost);
+  world.release(session, lease);
+  EXPECT_EQ(world.registry.models().size(), 1U) << "stays until somebody has seen to it";
+  lose(world, generation);  // says nothing new
+  EXPECT_EQ(world.notices.size(), 1U);
+}
+
+TEST(Lost, AnUnloadForgetsItAfterItsLastLease) {
+  World world;
+  const SessionId session = world.worker(1);
+  const GenerationId generation = publish_legacy(world, "m", "a");
+  const LeaseId lease = world.lease(world.acquire(session, "m"));
+  lose(world, generation);
+  const uint64_t late = world.unload("m", milliseconds(10));
+  EXPECT_FALSE(world.answered(late));
+  world.pass(milliseconds(20));
+  EXPECT_FALSE(world.result<ipc::UnloadedReply>(late).freed);
+  EXPECT_EQ(world.result<ipc::UnloadedReply>(late).holders.size(), 1U);
+  const uint64_t unload = world.unload("m");
+  world.release(session, lease);
+  EXPECT_TRUE(world.result<ipc::UnloadedReply>(unload).freed);
+  EXPECT_EQ(world.result<ipc::UnloadedReply>(unload).bytes, 0U);
+  EXPECT_TRUE(world.registry.models().empty());
+  EXPECT_TRUE(world.dropped.empty()) << "there was nothing to close";
+  const GenerationId unleased = publish_legacy(world, "m", "a");
+  lose(world, unleased);
+  EXPECT_TRUE(world.result<ipc::UnloadedReply>(world.unload("m")).freed) << "at once";
+}
+
+TEST(Lost, WhileItDrains) {
+  World world;
+  const SessionId session = world.worker(1);
+  const GenerationId generation = publish_legacy(world, "m", "a");
+  const LeaseId lease = world.lease(world.acquire(session, "m"));
+  const uint64_t unload = world.unload("m");
+  lose(world, generation);
+  EXPECT_EQ(world.state(generation), State::kLost);
+  EXPECT_FALSE(world.answered(unload));
+  world.release(session, lease);
+  EXPECT_TRUE(world.result<ipc::UnloadedReply>(unload).freed);
+  EXPECT_TRUE(world.registry.models().empty());
+}
+
+TEST(Lost, ANewLoadTakesItsPlace) {
+  World world;
+  const SessionId session = world.worker(1);
+  const GenerationId lost = publish_legacy(world, "m", "a");
+  const LeaseId lease = world.lease(world.acquire(session, "m"));
+  lose(world, lost);
+  load_legacy(world, "m", "/a");
+  const GenerationId next = world.latest;
+  const uint64_t waiting = world.acquire(session, "m", 1000);
+  EXPECT_FALSE(world.answered(waiting)) << "somebody loads it again";
+  world.plan(next, "a", 10 * kMiB);
+  world.verify(next);
+  EXPECT_EQ(world.result<Granted>(waiting).generation, next);
+  EXPECT_EQ(world.state(lost), State::kLost) << "its lease stands";
+  world.release(session, lease);
+  EXPECT_EQ(world.registry.models().size(), 1U);
+}
+
+TEST(Lost, ItsMemoryMakesRoomForWhoWaits) {
+  World world(15 * kMiB);
+  const GenerationId freed = world.publish("x", "x", 5 * kMiB);
+  const GenerationId lost = publish_legacy(world, "m", "a");
+  world.unload("x");
+  world.load("y", "/y");
+  const GenerationId waiting = world.latest;
+  world.plan(waiting, "y", 5 * kMiB);
+  EXPECT_TRUE(world.registry.awaits_room());
+  world.admitted.clear();
+  lose(world, lost);
+  EXPECT_EQ(world.admitted, std::vector<GenerationId>{waiting});
+  EXPECT_FALSE(world.registry.awaits_room());
+  world.reclaim(freed);
+}
+
+TEST(Lost, OnlyWhatIsInService) {
+  World world;
+  load_legacy(world, "m", "/a");
+  lose(world, world.latest);
+  EXPECT_EQ(world.state(world.latest), State::kLoading);
+  lose(world, 4711);
+  EXPECT_TRUE(world.notices.empty());
+}
+
+TEST(Transports, OneAtATime) {
+  World world;
+  load_legacy(world, "m", "/a");
+  EXPECT_EQ(world.error(world.load("m", "/a")), StatusCode::kAlreadyExists) << "being loaded for the other";
+  world.plan(world.latest, "a", 10 * kMiB);
+  world.verify(world.latest);
+  const uint64_t other = world.load("m", "/a");
+  world.plan(world.latest, "a", 10 * kMiB);
+  EXPECT_EQ(world.error(other), StatusCode::kAlreadyExists);
+}
+
+TEST(Views, BytesThatNobodyLeasesAndEncodings) {
+  World world;
+  const SessionId session = world.worker(1);
+  world.load("m", "/a");
+  ipc::Planned planned;
+  planned.content_id = "a";
+  planned.arena_bytes = planned.resident_bytes = 10 * kMiB;
+  planned.chunk_count = 1;
+  planned.encodings = {{"f12", 3, 16, 12}};
+  world.registry.planned(world.latest, planned, world.effects);
+  world.collect();
+  world.verify(world.latest);
+  ASSERT_EQ(world.registry.summary(world.latest).encodings.size(), 1U);
+  EXPECT_EQ(world.registry.summary(world.latest).encodings[0].encoding, "f12");
+  EXPECT_EQ(world.registry.devices()[0].fd_only_bytes, 10 * kMiB);
+  const LeaseId lease = world.lease(world.acquire(session, "m"));
+  EXPECT_EQ(world.registry.devices()[0].fd_only_bytes, 0U);
+  world.release(session, lease);
+  EXPECT_EQ(world.registry.devices()[0].fd_only_bytes, 10 * kMiB);
 }
 
 }  // namespace
