@@ -52,6 +52,7 @@ ModelSummary a_model() {
   model.resident_bytes = 750;
   model.residency = "fast";
   model.source = "/m.wpk";
+  model.encodings = {{"f12", 3, 900, 650}};
   return model;
 }
 LeaseSummary a_lease() {
@@ -64,6 +65,15 @@ LeaseSummary a_lease() {
   return lease;
 }
 
+GpuSummary a_gpu() {
+  GpuSummary gpu;
+  gpu.uuid = "GPU-1";
+  gpu.name = "H200";
+  gpu.total_bytes = 1000;
+  gpu.nvml_known = gpu.vmm = gpu.fd_handles = true;
+  return gpu;
+}
+
 void write_requests(const Seeds& seeds) {
   const auto request = [&](const char* name, const decltype(Request::body)& body) {
     seeds.write("request", std::string("request-") + name, joined(prefix({0}), encode(Request{9, body})));
@@ -74,6 +84,9 @@ void write_requests(const Seeds& seeds) {
   request("release", ReleaseRequest{7});
   request("status", StatusRequest{});
   request("load", LoadRequest{"m", "/m.wpk", "host", 1000});
+  request("load-legacy", LoadRequest{"m", "/m.wpk", "GPU-1", 0, "legacy"});
+  request("memory", MemoryRequest{});
+  request("doctor", DoctorRequest{});
   request("unload", UnloadRequest{"m", "host", 1000});
   request("leases", LeasesRequest{});
   request("verify", VerifyRequest{"m"});
@@ -96,6 +109,11 @@ void write_requests(const Seeds& seeds) {
   response("leases", LeasesReply{{a_lease()}});
   response("verified", VerifiedReply{10, {3, 4}, {"a.weight"}, 5, 10U << 20});
   response("version", VersionReply{hello});
+  const std::vector<std::byte> handle(kIpcHandleBytes, std::byte{7});
+  response("acquired-legacy", AcquiredReply{7, a_model(), 1U << 20, {1U << 20}, 1, 512, handle});
+  response("memory", MemoryReply{{hello, 5, {}, {a_model()}, 1, 2, 3, 4}, {a_lease()}, {a_gpu()}, "no answer"});
+  response("doctor", DoctorReply{{{"driver", CheckSummary::Level::kWarning, "none", "install it"}}});
+  response("event-lost", EventReply{LostEvent{a_model()}});
   response("event-published", EventReply{PublishedEvent{a_model()}});
   response("event-shutdown", EventReply{ShuttingDownEvent{}});
   response("more-fds", MoreFdsReply{3});
@@ -112,6 +130,10 @@ void write_requests(const Seeds& seeds) {
   loader("job-load", job);
   job.kind = VerifyJob{{1U << 20, 1U << 20}, 2U << 20};
   loader("job-verify", job);
+  job.kind = ProbeJob{true};
+  loader("job-probe", job);
+  loader("probed", ProbeReply{"580.1", 13000, {a_gpu()}, "", "no NVML"});
+  loader("result-legacy", LoadResult{{1U << 20}, 512, 1, 5, handle});
   loader("planned", Planned{"c0ffee", "beef", 1U << 20, 1U << 20, 1U << 20, 3, 1});
   loader("chunks", Chunks{3});
   loader("result", LoadResult{{1U << 20}, 512, 1, 5});

@@ -37,7 +37,17 @@ ModelSummary a_model(const std::string& name) {
   model.residency = "fast";
   model.source = "/models/a.wpk";
   model.tensors_id = "beef";
+  model.encodings = {{"f12", 19, 20, 21}, {"raw", 22, 23, 24}};
   return model;
+}
+void expect_equal(const std::vector<EncodingSum>& a, const std::vector<EncodingSum>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].encoding, b[i].encoding);
+    EXPECT_EQ(a[i].tensors, b[i].tensors);
+    EXPECT_EQ(a[i].logical_bytes, b[i].logical_bytes);
+    EXPECT_EQ(a[i].resident_bytes, b[i].resident_bytes);
+  }
 }
 void expect_equal(const ModelSummary& a, const ModelSummary& b) {
   EXPECT_EQ(a.name, b.name);
@@ -57,6 +67,7 @@ void expect_equal(const ModelSummary& a, const ModelSummary& b) {
   EXPECT_EQ(a.residency, b.residency);
   EXPECT_EQ(a.source, b.source);
   EXPECT_EQ(a.tensors_id, b.tensors_id);
+  expect_equal(a.encodings, b.encodings);
 }
 
 LeaseSummary a_lease() {
@@ -101,13 +112,57 @@ StatusReply a_status() {
   StatusReply status;
   status.version = kHello;
   status.uptime_ms = 41;
-  status.devices = {DeviceSummary{"GPU-1", "H200", 42, 43, 44, 45, 46, 47, 48, 49}};
+  status.devices = {DeviceSummary{"GPU-1", "H200", 42, 43, 44, 45, 46, 47, 48, 49, 54}};
   status.models = {a_model("a"), a_model("b")};
   status.session_count = 50;
   status.lease_count = 51;
   status.fd_count = 52;
   status.rss_bytes = 53;
   return status;
+}
+
+GpuSummary a_gpu() {
+  GpuSummary gpu;
+  gpu.uuid = "GPU-1";
+  gpu.name = "H200";
+  gpu.total_bytes = 201;
+  gpu.used_bytes = 202;
+  gpu.free_bytes = 203;
+  gpu.nvml_known = true;
+  gpu.minor = -204;
+  gpu.persistence = -5;
+  gpu.compute_major = 206;
+  gpu.compute_minor = 207;
+  gpu.vmm = true;
+  gpu.fd_handles = true;
+  gpu.read_only_map = -8;
+  gpu.granularity_bytes = 209;
+  gpu.problem = "none";
+  return gpu;
+}
+void expect_equal(const GpuSummary& a, const GpuSummary& b) {
+  EXPECT_EQ(a.uuid, b.uuid);
+  EXPECT_EQ(a.name, b.name);
+  EXPECT_EQ(a.total_bytes, b.total_bytes);
+  EXPECT_EQ(a.used_bytes, b.used_bytes);
+  EXPECT_EQ(a.free_bytes, b.free_bytes);
+  EXPECT_EQ(a.nvml_known, b.nvml_known);
+  EXPECT_EQ(a.minor, b.minor);
+  EXPECT_EQ(a.persistence, b.persistence);
+  EXPECT_EQ(a.compute_major, b.compute_major);
+  EXPECT_EQ(a.compute_minor, b.compute_minor);
+  EXPECT_EQ(a.vmm, b.vmm);
+  EXPECT_EQ(a.fd_handles, b.fd_handles);
+  EXPECT_EQ(a.read_only_map, b.read_only_map);
+  EXPECT_EQ(a.granularity_bytes, b.granularity_bytes);
+  EXPECT_EQ(a.problem, b.problem);
+}
+
+/// 64 bytes, no two alike.
+std::vector<std::byte> a_handle(size_t bytes = kIpcHandleBytes) {
+  std::vector<std::byte> handle(bytes);
+  for (size_t i = 0; i < bytes; ++i) handle[i] = static_cast<std::byte>(i + 1);
+  return handle;
 }
 
 Result<Request> sent(const Request& request) { return decode_request(encode(request)); }
@@ -155,13 +210,14 @@ TEST(Requests, EveryFieldSurvives) {
   ASSERT_TRUE(request.ok());
   EXPECT_EQ(std::get<ReleaseRequest>(request->body).lease, UINT64_MAX);
 
-  request = sent({4, LoadRequest{"m", "/a/é.wpk", "host", UINT32_MAX}});
+  request = sent({4, LoadRequest{"m", "/a/é.wpk", "host", UINT32_MAX, "legacy"}});
   ASSERT_TRUE(request.ok());
   const auto load = std::get<LoadRequest>(request->body);
   EXPECT_EQ(load.model, "m");
   EXPECT_EQ(load.path, "/a/é.wpk");
   EXPECT_EQ(load.device, "host");
   EXPECT_EQ(load.timeout_ms, UINT32_MAX);
+  EXPECT_EQ(load.transport, "legacy");
 
   request = sent({5, UnloadRequest{"m", "host", 9}});
   ASSERT_TRUE(request.ok());
@@ -178,6 +234,8 @@ TEST(Requests, EveryFieldSurvives) {
   EXPECT_TRUE(std::holds_alternative<StatusRequest>(sent({7, StatusRequest{}})->body));
   EXPECT_TRUE(std::holds_alternative<LeasesRequest>(sent({7, LeasesRequest{}})->body));
   EXPECT_TRUE(std::holds_alternative<VersionRequest>(sent({7, VersionRequest{}})->body));
+  EXPECT_TRUE(std::holds_alternative<MemoryRequest>(sent({7, MemoryRequest{}})->body));
+  EXPECT_TRUE(std::holds_alternative<DoctorRequest>(sent({7, DoctorRequest{}})->body));
 }
 
 TEST(Responses, EveryFieldSurvives) {
@@ -190,13 +248,14 @@ TEST(Responses, EveryFieldSurvives) {
   ASSERT_EQ(models.size(), 2U);
   expect_equal(models[0], a_model("a"));
   expect_equal(models[1], a_model("b"));
-  const auto acquired = received(AcquiredReply{61, a_model("a"), 62, {63, 64}, 65, 66});
+  const auto acquired = received(AcquiredReply{61, a_model("a"), 62, {63, 64}, 65, 66, a_handle()});
   EXPECT_EQ(acquired.lease, 61U);
   expect_equal(acquired.model, a_model("a"));
   EXPECT_EQ(acquired.arena_bytes, 62U);
   EXPECT_EQ(acquired.chunk_bytes, (std::vector<uint64_t>{63, 64}));
   EXPECT_EQ(acquired.fd_count, 65U);
   EXPECT_EQ(acquired.table_bytes, 66U);
+  EXPECT_EQ(acquired.ipc_handle, a_handle());
   received(ReleasedReply{});
   expect_equal(received(LoadedReply{a_model("x")}).model, a_model("x"));
   const auto unloaded = received(UnloadedReply{true, 71, {a_lease()}});
@@ -232,12 +291,36 @@ TEST(Responses, StatusSurvives) {
   EXPECT_EQ(device.orphan_bytes, 47U);
   EXPECT_EQ(device.loading_bytes, 48U);
   EXPECT_EQ(device.free_bytes, 49U);
+  EXPECT_EQ(device.fd_only_bytes, 54U);
   ASSERT_EQ(status.models.size(), 2U);
   expect_equal(status.models[1], a_model("b"));
   EXPECT_EQ(status.session_count, 50U);
   EXPECT_EQ(status.lease_count, 51U);
   EXPECT_EQ(status.fd_count, 52U);
   EXPECT_EQ(status.rss_bytes, 53U);
+}
+
+TEST(Responses, MemoryAndDoctorSurvive) {
+  const MemoryReply memory = received(MemoryReply{a_status(), {a_lease()}, {a_gpu(), a_gpu()}, "no answer"});
+  expect_equal(memory.status.version, kHello);
+  ASSERT_EQ(memory.status.models.size(), 2U);
+  expect_equal(memory.status.models[0], a_model("a"));
+  ASSERT_EQ(memory.leases.size(), 1U);
+  expect_equal(memory.leases[0], a_lease());
+  ASSERT_EQ(memory.gpus.size(), 2U);
+  expect_equal(memory.gpus[1], a_gpu());
+  EXPECT_EQ(memory.problem, "no answer");
+  using Level = CheckSummary::Level;
+  const auto checks =
+      received(DoctorReply{{{"a", Level::kGood, "b", ""}, {"c", Level::kWarning, "d", "e"}, {"f", Level::kFailure, "", ""}}})
+          .checks;
+  ASSERT_EQ(checks.size(), 3U);
+  EXPECT_EQ(checks[0].level, Level::kGood);
+  EXPECT_EQ(checks[1].name, "c");
+  EXPECT_EQ(checks[1].level, Level::kWarning);
+  EXPECT_EQ(checks[1].detail, "d");
+  EXPECT_EQ(checks[1].advice, "e");
+  EXPECT_EQ(checks[2].level, Level::kFailure);
 }
 
 TEST(Responses, EventsSurvive) {
@@ -248,6 +331,9 @@ TEST(Responses, EventsSurvive) {
   ASSERT_TRUE(std::holds_alternative<DrainRequestedEvent>(drain.event));
   expect_equal(std::get<DrainRequestedEvent>(drain.event).model, a_model("d"));
   EXPECT_TRUE(std::holds_alternative<ShuttingDownEvent>(received(EventReply{ShuttingDownEvent{}}).event));
+  const EventReply lost = received(EventReply{LostEvent{a_model("l")}});
+  ASSERT_TRUE(std::holds_alternative<LostEvent>(lost.event));
+  expect_equal(std::get<LostEvent>(lost.event).model, a_model("l"));
 }
 
 TEST(LoaderMessages, EveryFieldSurvives) {
@@ -260,6 +346,7 @@ TEST(LoaderMessages, EveryFieldSurvives) {
   job.threads = 105;
   job.bundle_name = "b.wpk";
   job.fd_count = 106;
+  job.transport = "legacy";
   const Job verify = from_loader(job);
   ASSERT_TRUE(std::holds_alternative<VerifyJob>(verify.kind));
   EXPECT_EQ(std::get<VerifyJob>(verify.kind).chunk_bytes, (std::vector<uint64_t>{101, 102}));
@@ -271,8 +358,16 @@ TEST(LoaderMessages, EveryFieldSurvives) {
   EXPECT_EQ(verify.threads, 105U);
   EXPECT_EQ(verify.bundle_name, "b.wpk");
   EXPECT_EQ(verify.fd_count, 106U);
+  EXPECT_EQ(verify.transport, "legacy");
+  for (const bool deep : {false, true}) {
+    Job probe;
+    probe.kind = ProbeJob{deep};
+    const Job got = from_loader(probe);
+    ASSERT_TRUE(std::holds_alternative<ProbeJob>(got.kind));
+    EXPECT_EQ(std::get<ProbeJob>(got.kind).deep, deep);
+  }
   EXPECT_TRUE(std::holds_alternative<LoadJob>(from_loader(Job{}).kind));
-  const Planned planned = from_loader(Planned{"c", "t", 111, 112, 113, 114, 115});
+  const Planned planned = from_loader(Planned{"c", "t", 111, 112, 113, 114, 115, {{"f12", 116, 117, 118}}});
   EXPECT_EQ(planned.content_id, "c");
   EXPECT_EQ(planned.tensors_id, "t");
   EXPECT_EQ(planned.arena_bytes, 111U);
@@ -280,15 +375,24 @@ TEST(LoaderMessages, EveryFieldSurvives) {
   EXPECT_EQ(planned.logical_bytes, 113U);
   EXPECT_EQ(planned.tensor_count, 114U);
   EXPECT_EQ(planned.chunk_count, 115U);
+  expect_equal(planned.encodings, {{"f12", 116, 117, 118}});
   from_loader(Admitted{});
   EXPECT_EQ(from_loader(Chunks{121}).count, 121U);
   EXPECT_EQ(from_loader(Received{122}).count, 122U);
   EXPECT_EQ(from_loader(LoadProgress{123}).bytes, 123U);
-  const LoadResult result = from_loader(LoadResult{{131}, 132, 133, 134});
+  const LoadResult result = from_loader(LoadResult{{131}, 132, 133, 134, a_handle()});
   EXPECT_EQ(result.chunk_bytes, (std::vector<uint64_t>{131}));
   EXPECT_EQ(result.table_bytes, 132U);
   EXPECT_EQ(result.blocks, 133U);
   EXPECT_EQ(result.elapsed_ms, 134U);
+  EXPECT_EQ(result.ipc_handle, a_handle());
+  const ProbeReply probed = from_loader(ProbeReply{"580.1", 13000, {a_gpu()}, "p", "n"});
+  EXPECT_EQ(probed.driver_version, "580.1");
+  EXPECT_EQ(probed.cuda_version, 13000U);
+  ASSERT_EQ(probed.gpus.size(), 1U);
+  expect_equal(probed.gpus[0], a_gpu());
+  EXPECT_EQ(probed.problem, "p");
+  EXPECT_EQ(probed.nvml_problem, "n");
   EXPECT_EQ(from_loader(Status::corruption("bad")).code(), StatusCode::kCorruption);
   EXPECT_EQ(from_loader(VerifiedReply{141, {}, {}, 142, 143}).blocks, 141U);
   EXPECT_EQ(from_loader(MoreFdsReply{151}).count, 151U);
@@ -391,6 +495,40 @@ TEST(Messages, CO_118_EveryTextFieldOfARequestWithImpossibleValues) {
   }
 }
 
+TEST(Messages, TransportsAreTheTwoOrNone) {
+  for (const char* good : {"", "fd", "legacy"}) {
+    EXPECT_TRUE(sent({1, LoadRequest{"m", "/p", "", 0, good}}).ok()) << good;
+    Job job;
+    job.transport = good;
+    EXPECT_TRUE(decode_loader_message(encode(LoaderMessage{job})).ok()) << good;
+  }
+  for (const std::string& bad :
+       {std::string("FD"), std::string("fd "), std::string("shm"), std::string("fd\0", 3), std::string("\x1b[2J")}) {
+    expect_refused({1, LoadRequest{"m", "/p", "", 0, bad}}, "load.transport");
+    Job job;
+    job.transport = bad;
+    const Status refused = decode_loader_message(encode(LoaderMessage{job})).status();
+    EXPECT_EQ(refused.code(), StatusCode::kInvalidArgument);
+    EXPECT_NE(refused.message().find("job.transport"), std::string::npos) << refused.message();
+  }
+}
+
+TEST(Messages, AnIpcHandleIsWholeOrAbsent) {
+  for (const size_t bytes : {size_t{0}, kIpcHandleBytes}) {
+    EXPECT_EQ(received(AcquiredReply{1, a_model("m"), 1, {1}, 1, 1, a_handle(bytes)}).ipc_handle, a_handle(bytes));
+    EXPECT_EQ(from_loader(LoadResult{{1}, 1, 1, 1, a_handle(bytes)}).ipc_handle, a_handle(bytes));
+  }
+  for (const size_t bytes : {size_t{1}, size_t{63}, size_t{65}, size_t{1} << 20}) {
+    const Status acquired =
+        decode_response(encode(Response{1, AcquiredReply{1, a_model("m"), 1, {1}, 1, 1, a_handle(bytes)}})).status();
+    EXPECT_EQ(acquired.code(), StatusCode::kInvalidArgument) << bytes;
+    EXPECT_NE(acquired.message().find("acquired.ipcHandle"), std::string::npos) << acquired.message();
+    const Status verified = decode_loader_message(encode(LoaderMessage{LoadResult{{1}, 1, 1, 1, a_handle(bytes)}})).status();
+    EXPECT_EQ(verified.code(), StatusCode::kInvalidArgument) << bytes;
+    EXPECT_NE(verified.message().find("verified.ipcHandle"), std::string::npos) << verified.message();
+  }
+}
+
 TEST(Messages, ModelNamesFollowTheRule) {
   for (const char* good : {"a", "qwen3-8b", "org/model:v2", "0", "A.b_c-d", "a/b/c", "7b..q4"})
     EXPECT_TRUE(valid_model_name(good)) << good;
@@ -434,8 +572,10 @@ size_t count_outcomes(const std::vector<std::byte>& body, uint16_t value, Status
 
 TEST(Messages, EnumsAndUnionsOutOfRangeAreNamed) {
   const auto loaded = encode(Response{1, LoadedReply{a_model("m")}});
-  EXPECT_EQ(count_outcomes(loaded, 8, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U)
-      << "one place holds the state";
+  EXPECT_GE(count_outcomes(loaded, 8, StatusCode::kInvalidArgument, decode_response, "model.state"), 1U);
+  EXPECT_EQ(count_outcomes(loaded, 7, StatusCode::kInvalidArgument, decode_response, "model.state"), 0U) << "lost is the last";
+  const auto doctor = encode(Response{1, DoctorReply{{{"n", CheckSummary::Level::kFailure, "d", "a"}}}});
+  EXPECT_EQ(count_outcomes(doctor, 3, StatusCode::kInvalidArgument, decode_response, "check.level"), 1U);
   const auto event = encode(Response{1, EventReply{ShuttingDownEvent{}}});
   EXPECT_GE(count_outcomes(event, 4, StatusCode::kUnsupported, decode_response, "event"), 1U);
   const auto job = encode(LoaderMessage{Job{}});
