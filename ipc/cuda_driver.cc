@@ -93,6 +93,12 @@ void find_streams(Entries& entries, CudaDriver& driver) {
 #undef WEIGHTD_FIND_
 #undef WEIGHTD_NAME_
 
+/// What hides GPUs from a process more often than anything else.
+std::string visibility_hint() {
+  const char* restricted = std::getenv("CUDA_VISIBLE_DEVICES");
+  return restricted == nullptr ? "" : " (CUDA_VISIBLE_DEVICES is '" + printable(restricted) + "')";
+}
+
 Result<std::unique_ptr<const CudaDriver>> load_driver() {
   // Never closed: the driver does not survive being unloaded.
   void* library = ::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -110,11 +116,12 @@ Result<std::unique_ptr<const CudaDriver>> load_driver() {
   }
   const CUresult started = driver->init(0);
   if (started != CUDA_SUCCESS) {
-    return Status::unavailable("the CUDA driver does not start: " + status_from_driver(*driver, started, "cuInit").message());
+    return Status::unavailable("the CUDA driver does not start: " + status_from_driver(*driver, started, "cuInit").message() +
+                               visibility_hint());
   }
   int count = 0;
   WEIGHTD_RETURN_IF_ERROR(status_from_driver(*driver, driver->device_get_count(&count), "cuDeviceGetCount"));
-  if (count == 0) return Status::unavailable("the CUDA driver sees no GPU");
+  if (count == 0) return Status::unavailable("the CUDA driver sees no GPU" + visibility_hint());
   return std::unique_ptr<const CudaDriver>(std::move(driver));
 }
 
@@ -161,12 +168,13 @@ Result<GpuDevice> describe(const CudaDriver& driver, int ordinal) {
 
 Result<const CudaDriver*> cuda_driver() {
   static std::mutex mutex;
-  static std::unique_ptr<const CudaDriver> loaded;
+  static const CudaDriver* loaded = nullptr;  // never freed: what ends with the process may still call it
   const std::lock_guard<std::mutex> lock(mutex);
   if (loaded == nullptr) {
-    WEIGHTD_ASSIGN_OR_RETURN(loaded, load_driver());
+    WEIGHTD_ASSIGN_OR_RETURN(std::unique_ptr<const CudaDriver> driver, load_driver());
+    loaded = driver.release();
   }
-  return loaded.get();
+  return loaded;
 }
 
 Status status_from_driver(const CudaDriver& driver, CUresult result, std::string_view call) {
@@ -199,10 +207,8 @@ Result<GpuDevice> find_gpu(const CudaDriver& driver, std::string_view uuid) {
     if (gpu.uuid == uuid) return std::move(gpu);
     listed += (listed.empty() ? "" : ", ") + gpu.uuid;
   }
-  std::string message = "no GPU " + printable(uuid) + " here; visible: " + (listed.empty() ? "none" : listed);
-  const char* restricted = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (restricted != nullptr) message += " (CUDA_VISIBLE_DEVICES is '" + printable(restricted) + "')";
-  return Status::not_found(std::move(message));
+  return Status::not_found("no GPU " + printable(uuid) + " here; visible: " + (listed.empty() ? "none" : listed) +
+                           visibility_hint());
 }
 
 Result<PrimaryContext> PrimaryContext::retain(const CudaDriver& driver, CUdevice device) {
