@@ -17,22 +17,39 @@ using EncodeTensorMap = decltype(&cuTensorMapEncodeTiled);
 
 Status refuse(const std::string& rule) { return Status::invalid_argument("launch_gemm: " + rule); }
 
-Result<CUtensorMap> encode_x(const GemmDevice& device, const GemmPlan& plan, const ConstBf16Matrix& x) {
+/// `extents` and `box` count elements of `element_bytes`, the fastest dimension first; `strides` are the bytes of a step in the
+/// others.
+template <size_t kRank>
+Result<CUtensorMap> encode_map(const GemmDevice& device, CUtensorMapDataType type, CUtensorMapSwizzle swizzle, const void* base,
+                               const cuuint64_t (&extents)[kRank], const cuuint64_t (&strides)[kRank - 1],
+                               const cuuint32_t (&box)[kRank]) {
   const auto encode = reinterpret_cast<EncodeTensorMap>(device.encode_tensor_map);
   if (encode == nullptr) return refuse("the plan wants tensor copies, which this driver does not offer");
   CUtensorMap map;
-  const cuuint64_t extents[2] = {x.cols, x.rows};
-  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(x.rows > 1 ? x.row_stride : static_cast<int64_t>((x.cols + 7) / 8 * 8)) *
-                                 2};
-  const cuuint32_t box[2] = {f12::kTileCols, plan.token_block / plan.sharing};
-  const cuuint32_t element_strides[2] = {1, 1};
-  const CUresult result = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<uint16_t*>(x.data), extents, strides, box,
-                                 element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  cuuint32_t element_strides[kRank];
+  for (cuuint32_t& stride : element_strides) stride = 1;
+  const CUresult result =
+      encode(&map, type, kRank, const_cast<void*>(base), extents, strides, box, element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (result != CUDA_SUCCESS) {
     return Status(StatusCode::kCuda, "launch_gemm: cuTensorMapEncodeTiled failed with " + std::to_string(static_cast<int>(result)));
   }
   return map;
+}
+
+/// Boxes of 64 columns and a block's part of the tokens.
+Result<CUtensorMap> encode_x(const GemmDevice& device, const GemmPlan& plan, const ConstBf16Matrix& x) {
+  const auto row_stride = static_cast<cuuint64_t>(x.rows > 1 ? x.row_stride : static_cast<int64_t>((x.cols + 7) / 8 * 8));
+  return encode_map<2>(device, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, CU_TENSOR_MAP_SWIZZLE_128B, x.data, {x.cols, x.rows},
+                       {row_stride * 2}, {f12::kTileCols, plan.token_block / plan.sharing});
+}
+
+/// The codes as words of 8 bytes, [units][tiles][tile]; a box is one stage.
+Result<CUtensorMap> encode_weights(const GemmDevice& device, const GemmPlan& plan, uint32_t tile_bytes, const F12DeviceMatrix& w) {
+  const f12::Geometry geometry{w.n, w.k, 1};
+  return encode_map<3>(device, CU_TENSOR_MAP_DATA_TYPE_INT64, CU_TENSOR_MAP_SWIZZLE_NONE, w.codes,
+                       {tile_bytes / 8, geometry.tiles(), geometry.units()}, {tile_bytes, geometry.tiles() * tile_bytes},
+                       {tile_bytes / 8, plan.tiles_per_stage, plan.units_per_pass});
 }
 
 Status check_call(const GemmKernels& kernels, const GemmPlan& plan, const F12DeviceMatrix& w, const ConstBf16Matrix& x,
@@ -68,6 +85,27 @@ GemmArgs make_args(const GemmPlan& plan, uint32_t tile_bytes, const F12DeviceMat
           WgmmaShared(plan, tile_bytes)};
 }
 
+/// How many clusters of `size` blocks of the warpgroup kernel run at once.
+Result<uint32_t> clusters_at_once(const void* kernel, uint32_t size, uint32_t shared_bytes) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {size, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(size);
+  config.blockDim = dim3(32 * kWarpgroupWarps * (kMaxWarpgroups + 1));
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  WEIGHTD_RETURN_IF_ERROR(status_from_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config), "prepare_gemm"));
+  return static_cast<uint32_t>(clusters);
+}
+
+const void* wgmma_kernel(const GemmKernels& kernels, const GemmPlan& plan) {
+  const uint32_t shape = plan.units_per_warp == 2 ? 1 : plan.warpgroups == 2 ? 2 : 0;
+  return kernels.wgmma[shape][std::countr_zero(plan.token_block / kMinWgmmaTokenBlock)];
+}
+
 /// The i with base * 2^i == extent.
 uint32_t power_above(uint32_t extent, uint32_t base) { return static_cast<uint32_t>(std::countr_zero(extent / base)); }
 
@@ -86,7 +124,9 @@ Status raise_shared_limits(const GemmKernels& kernels, uint32_t shared_bytes) {
   for (const void* kernel : kernels.direct) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
   for (const void* kernel : kernels.bulk) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
   for (const auto& row : kernels.wgmma) {
-    for (const void* kernel : row) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
+    for (const void* kernel : row) {
+      if (kernel != nullptr) WEIGHTD_RETURN_IF_ERROR(raise(kernel));
+    }
   }
   return {};
 }
@@ -110,6 +150,10 @@ Result<GemmDevice> prepare_gemm() {
   cudaFuncAttributes attributes{};
   WEIGHTD_RETURN_IF_ERROR(status_from_cuda(cudaFuncGetAttributes(&attributes, f12_gemm_kernels().wgmma[0][0]), "prepare_gemm"));
   device.traits.wgmma = attributes.maxThreadsPerBlock > 32;
+  if (device.traits.wgmma) {
+    WEIGHTD_ASSIGN_OR_RETURN(device.traits.clusters_of_4,
+                             clusters_at_once(f12_gemm_kernels().wgmma[0][0], 4, device.traits.shared_bytes));
+  }
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t error =
       cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &device.encode_tensor_map, 12000, cudaEnableDefault, &found);
@@ -145,18 +189,22 @@ Status launch_gemm_kernels(const GemmKernels& kernels, const GemmDevice& device,
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
   const void* kernel = nullptr;
+  CUtensorMap w_map{};  // kWgmma only
   if (plan.kernel == GemmKernel::kBulk) {
     config.blockDim = dim3(32 * (plan.units_per_pass * plan.slices + 1));
     kernel = kernels.bulk[power_above(plan.token_block, 8)];
   } else {
     config.blockDim = dim3(32 * kWarpgroupWarps * (plan.warpgroups + 1));
-    kernel = kernels.wgmma[plan.units_per_warp - 1][power_above(plan.token_block, 32)];
+    kernel = wgmma_kernel(kernels, plan);
+    if (plan.tensor_weights) {
+      WEIGHTD_ASSIGN_OR_RETURN(w_map, encode_weights(device, plan, kernels.tile_bytes, w));
+    }
     if (plan.splits * plan.sharing > 1) {
       attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
       attributes[config.numAttrs++].val.clusterDim = {plan.splits * plan.sharing, 1, 1};
     }
   }
-  void* parameters[] = {&args, &x_map};
+  void* parameters[] = {&args, &x_map, &w_map};
   return status_from_cuda(cudaLaunchKernelExC(&config, kernel, parameters), "launch_gemm");
 }
 

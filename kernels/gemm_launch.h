@@ -10,11 +10,12 @@ namespace weightd::kernels {
 
 struct GemmArgs;
 
-/// Kernels by token block: 8, 16, 32, 64. Addresses of __global__ functions.
+/// Kernels by token block. Addresses of __global__ functions; null where there is none.
 struct GemmKernels {
-  const void* direct[4];    // (GemmArgs)
-  const void* bulk[4];      // (GemmArgs, CUtensorMap)
-  const void* wgmma[2][3];  // (GemmArgs, CUtensorMap); by units a warp, 1 and 2, and token block: 32, 64, 128
+  const void* direct[4];  // 8, 16, 32, 64 tokens; (GemmArgs)
+  const void* bulk[4];    // likewise; (GemmArgs, CUtensorMap x)
+  const void* wgmma[3]
+                   [3];  // warpgroups x units a warp: 4x1, 2x2, 2x1; 64, 128, 256 tokens; (GemmArgs, CUtensorMap x, CUtensorMap w)
   uint32_t tile_bytes;
 };
 

@@ -73,23 +73,43 @@ bool fit_direct(const DeviceTraits& device, GemmPlan& plan) {
 
 // --- kWgmma ---
 
-constexpr uint32_t kClusterOf2 = 2;
 constexpr uint32_t kLargestCluster = 4;
 constexpr uint64_t kWgmmaTokens = 32;  // above them warpgroup products are faster
-constexpr uint32_t kWgmmaStageBytes = 40 * 1024;
-constexpr uint32_t kFewUnits = 8;  // a block with fewer units loads more x than weights at 64 tokens
-
-/// Multiprocessors that clusters of this size can fill. They live inside one group of 16 or 18.
-uint32_t usable_sms(uint32_t sm_count, uint32_t cluster) {
-  return cluster <= kClusterOf2 ? sm_count / cluster * cluster : sm_count / 16 * 16;
-}
+constexpr uint32_t kFewUnits = 8;      // a block with fewer units loads more x than weights at 64 tokens
+// Measured at 64 tokens: with at most so many tiles of weights a multiprocessor kBulk is faster (6144 x 4096: 16.3 against 18.1 us,
+// 4096 x 4096: 14.3 against 14.5), above them slower (4096 x 14336: 38.1 against 35.4 us).
+constexpr uint64_t kFewTiles = 192;
+constexpr uint64_t kFewTilesTokens = 64;
+constexpr uint32_t kWidestChosenStage = 4;
+constexpr uint32_t kWantedStages = 3;
 
 Status not_legal(const std::string& rule) { return Status::unsupported("gemm plan: wgmma: " + rule); }
 
+bool is_power_of_2(uint32_t value, uint32_t least, uint32_t most) {
+  return value >= least && value <= most && (value & (value - 1)) == 0;
+}
+
+/// Two warpgroups with one unit a warp have the registers for 256 tokens.
+uint32_t largest_token_block(const WgmmaCut& cut) { return cut.warpgroups * cut.units_per_warp == 2 ? 256 : 128; }
+
+bool has_kernel(const WgmmaCut& cut) {
+  const bool shape = (cut.warpgroups == 4 && cut.units_per_warp == 1) ||
+                     (cut.warpgroups == 2 && (cut.units_per_warp == 1 || cut.units_per_warp == 2));
+  return shape && is_power_of_2(cut.splits, 1, kLargestCluster) && is_power_of_2(cut.sharing, 1, kLargestCluster) &&
+         cut.splits * cut.sharing <= kLargestCluster && cut.tiles_per_stage <= kMaxStageTiles && cut.stages <= kMaxWgmmaStages &&
+         (cut.token_block == 0 || is_power_of_2(cut.token_block, kMinWgmmaTokenBlock, largest_token_block(cut)));
+}
+
+uint32_t clusters_at_once(const DeviceTraits& device, uint32_t size) {
+  return size == 4 ? device.clusters_of_4 : device.sm_count / size;
+}
+
 /// The units of the blocks, and how warpgroups share them.
-Status cut_units_wgmma(const DeviceTraits& device, const WgmmaCut& cut, uint64_t units, GemmPlan& plan) {
+Status cut_units_wgmma(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut, GemmPlan& plan) {
+  const uint64_t units = ceil_div(request.n, f12::kUnitRows);
   const uint32_t slots = kWarpgroupWarps * cut.warpgroups * cut.units_per_warp;
-  const uint64_t places = usable_sms(device.sm_count, cut.splits * cut.sharing) / cut.splits;
+  uint64_t places = uint64_t{clusters_at_once(device, cut.splits * cut.sharing)} * cut.sharing;
+  if (cut.token_blocks_at_once) places /= std::max<uint64_t>(1, ceil_div(request.m, plan.token_block));
   if (places == 0) return not_legal("the device has too few multiprocessors for the cluster");
   plan.units_per_block = static_cast<uint32_t>(ceil_div(units, places));
   plan.blocks = static_cast<uint32_t>(ceil_div(ceil_div(units, plan.units_per_block), cut.sharing) * cut.sharing);
@@ -102,33 +122,57 @@ Status cut_units_wgmma(const DeviceTraits& device, const WgmmaCut& cut, uint64_t
     return not_legal("no warp would have a second unit");
   }
   plan.slices = cut.splits * warp_slices;
+  plan.tensor_weights = cut.tensor_weights && plan.units_per_block % plan.units_per_pass == 0;
   return {};
 }
 
-/// The stages of the ring: `wanted` tiles and stages, or those that suit where they are 0.
-bool fit_wgmma(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut, GemmPlan& plan) {
-  const uint64_t tile_bytes = uint64_t{plan.units_per_pass} * request.tile_bytes + uint64_t{plan.token_block} * kXRowBytes;
-  plan.tiles_per_stage = cut.tiles_per_stage;
-  if (plan.tiles_per_stage == 0) {
-    // Where several slices take turns, the length of a turn is part of the order of the sum: always one tile.
-    plan.tiles_per_stage = 1;
-    while (plan.warp_slices() == 1 && tile_bytes * plan.tiles_per_stage * 2 <= kWgmmaStageBytes) plan.tiles_per_stage *= 2;
-  }
-  const uint32_t least = std::max(2U, plan.warp_slices());
-  for (plan.stages = cut.stages == 0 ? kMaxWgmmaStages : cut.stages; plan.stages >= least; --plan.stages) {
-    const uint64_t bytes = WgmmaShared(plan, request.tile_bytes).total_bytes;
+/// Whether a ring of at least `least` and at most `most` stages fits; the longest such.
+bool fit_ring(const DeviceTraits& device, uint32_t tile_bytes, uint32_t least, uint32_t most, GemmPlan& plan) {
+  for (plan.stages = most; plan.stages >= least; --plan.stages) {
+    const uint64_t bytes = WgmmaShared(plan, tile_bytes).total_bytes;
     if (bytes <= device.shared_bytes) {
       plan.shared_bytes = static_cast<uint32_t>(bytes);
       return true;
     }
-    if (cut.stages != 0) break;
   }
   return false;
 }
 
+/// The tiles of a stage. Where slices take turns, the length of a turn is part of the order of the sum, so it must not depend on
+/// the tokens or the format: it is what fits with the widest of both.
+uint32_t choose_stage_tiles(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut, GemmPlan plan) {
+  uint32_t tile_bytes = request.tile_bytes;
+  if (plan.warp_slices() > 1) {
+    tile_bytes = 2048;
+    plan.token_block = largest_token_block(cut);
+  }
+  const uint32_t least = std::max(kWantedStages, plan.warp_slices());
+  for (plan.tiles_per_stage = kWidestChosenStage; plan.tiles_per_stage > 1; plan.tiles_per_stage /= 2) {
+    if (fit_ring(device, tile_bytes, least, kMaxWgmmaStages, plan)) break;
+  }
+  return plan.tiles_per_stage;
+}
+
+bool fit_wgmma(const DeviceTraits& device, const GemmRequest& request, const WgmmaCut& cut, GemmPlan& plan) {
+  plan.tiles_per_stage = cut.tiles_per_stage != 0 ? cut.tiles_per_stage : choose_stage_tiles(device, request, cut, plan);
+  const uint32_t least = std::max(2U, plan.warp_slices());
+  if (cut.stages == 0) return fit_ring(device, request.tile_bytes, least, kMaxWgmmaStages, plan);
+  return cut.stages >= least && fit_ring(device, request.tile_bytes, cut.stages, cut.stages, plan);
+}
+
+uint64_t units_per_sm(const DeviceTraits& device, const GemmRequest& request) {
+  return ceil_div(ceil_div(request.n, f12::kUnitRows), device.sm_count);
+}
+
+bool wgmma_is_faster(const DeviceTraits& device, const GemmRequest& request) {
+  if (request.m <= kWgmmaTokens) return false;
+  const uint64_t tiles = units_per_sm(device, request) * ceil_div(request.k, f12::kTileCols);
+  return request.m > kFewTilesTokens || tiles > kFewTiles;
+}
+
 WgmmaCut choose_cut(const DeviceTraits& device, const GemmRequest& request) {
   WgmmaCut cut;
-  if (ceil_div(ceil_div(request.n, f12::kUnitRows), device.sm_count) < kFewUnits && device.sm_count >= 2) cut.splits = 2;
+  if (units_per_sm(device, request) < kFewUnits && device.sm_count >= 2) cut.splits = 2;
   return cut;
 }
 
@@ -168,12 +212,7 @@ Result<GemmPlan> plan_wgmma(const DeviceTraits& device, const GemmRequest& reque
   if (!device.wgmma || !device.bulk_copy || !request.tensor_copy || request.n == 0 || request.k == 0) {
     return not_legal("it wants an sm_90a device and build, an x that allows tensor copies, and n, k > 0");
   }
-  const auto is_power = [](uint32_t value, uint32_t most) { return value != 0 && value <= most && (value & (value - 1)) == 0; };
-  if (cut.warpgroups * cut.units_per_warp != 4 || cut.units_per_warp > 2 || !is_power(cut.splits, kLargestCluster) ||
-      !is_power(cut.sharing, kLargestCluster) || cut.splits * cut.sharing > kLargestCluster ||
-      cut.tiles_per_stage > kMaxStageTiles || cut.stages > kMaxWgmmaStages) {
-    return not_legal("there is no kernel for this cut");
-  }
+  if (!has_kernel(cut)) return not_legal("there is no kernel for this cut");
   GemmPlan plan;
   plan.kernel = GemmKernel::kWgmma;
   plan.n = request.n;
@@ -183,11 +222,11 @@ Result<GemmPlan> plan_wgmma(const DeviceTraits& device, const GemmRequest& reque
   plan.sharing = cut.sharing;
   plan.warpgroups = cut.warpgroups;
   plan.units_per_warp = cut.units_per_warp;
-  WEIGHTD_RETURN_IF_ERROR(cut_units_wgmma(device, cut, ceil_div(request.n, f12::kUnitRows), plan));
-  if (plan.warp_slices() > 1 && cut.tiles_per_stage > 1) return not_legal("slices in turn take one tile a stage");
-  uint32_t block = 32;
-  while (block < kMaxWgmmaTokenBlock && block < request.m) block *= 2;
-  for (plan.token_block = block; plan.token_block >= 32; plan.token_block /= 2) {
+  uint32_t block = cut.token_block != 0 ? cut.token_block : kMinWgmmaTokenBlock;
+  while (cut.token_block == 0 && block < largest_token_block(cut) && block < request.m) block *= 2;
+  const uint32_t narrowest = cut.token_block != 0 ? cut.token_block : kMinWgmmaTokenBlock;
+  for (plan.token_block = block; plan.token_block >= narrowest; plan.token_block /= 2) {
+    WEIGHTD_RETURN_IF_ERROR(cut_units_wgmma(device, request, cut, plan));
     if (fit_wgmma(device, request, cut, plan)) return plan;
   }
   return not_legal(std::to_string(device.shared_bytes) + " bytes of shared memory a block are too few");
@@ -201,7 +240,7 @@ Result<GemmPlan> plan_gemm(const DeviceTraits& device, const GemmRequest& reques
   plan.overlap_previous = request.overlap_previous;
   if (request.n == 0) return plan;
   if (request.kernel == GemmKernel::kWgmma) return plan_wgmma(device, request, choose_cut(device, request));
-  if (!request.kernel.has_value() && request.m > kWgmmaTokens) {
+  if (!request.kernel.has_value() && wgmma_is_faster(device, request)) {
     Result<GemmPlan> fast = plan_wgmma(device, request, choose_cut(device, request));
     if (fast.ok()) return fast;
   }
@@ -217,7 +256,7 @@ std::string GemmPlan::to_string() const {
   if (kernel == GemmKernel::kWgmma) {
     return "wgmma " + shape + std::to_string(units_per_pass) + " a pass, " + std::to_string(warpgroups) + " warpgroups x " +
            std::to_string(units_per_warp) + ", " + std::to_string(splits) + " splits x " + std::to_string(warp_slices()) +
-           " slices, x shared by " + std::to_string(sharing) + ", " + tail;
+           " slices, x shared by " + std::to_string(sharing) + ", " + tail + (tensor_weights ? "" : ", copies by unit");
   }
   return (kernel == GemmKernel::kBulk ? "bulk " : "direct ") + shape + std::to_string(units_per_pass) + "x" +
          std::to_string(slices) + " warps, " + tail;

@@ -12,9 +12,10 @@ namespace weightd::kernels {
 
 struct DeviceTraits {
   uint32_t sm_count = 0;
-  uint32_t shared_bytes = 0;  // the most shared memory one block can opt in to
-  bool bulk_copy = false;     // cp.async.bulk, mbarrier and tensor maps: compute capability 9.0 and up
-  bool wgmma = false;         // warpgroup products: compute capability 9.0, in a build for sm_90a
+  uint32_t shared_bytes = 0;   // the most shared memory one block can opt in to
+  bool bulk_copy = false;      // cp.async.bulk, mbarrier and tensor maps: compute capability 9.0 and up
+  bool wgmma = false;          // warpgroup products: compute capability 9.0, in a build for sm_90a
+  uint32_t clusters_of_4 = 0;  // of such blocks, at once; fewer than sm_count / 4, as a cluster lives inside one group of them
 };
 
 enum class GemmKernel : uint8_t {
@@ -26,11 +27,14 @@ enum class GemmKernel : uint8_t {
 /// How kWgmma cuts a product over warps and clusters.
 struct WgmmaCut {
   uint32_t warpgroups = 4;       // that multiply; one more loads
-  uint32_t units_per_warp = 1;   // warpgroups x units_per_warp: 4 x 1 or 2 x 2
+  uint32_t units_per_warp = 1;   // warpgroups x units_per_warp: 4 x 1, 2 x 2 or 2 x 1
   uint32_t splits = 1;           // blocks of a cluster that cut K, with the same rows; their sums meet in distributed shared memory
   uint32_t sharing = 1;          // blocks of a cluster with different rows and the same x, which each loads a part of for all
   uint32_t tiles_per_stage = 0;  // 0: chosen
   uint32_t stages = 0;           // 0: as many as fit
+  uint32_t token_block = 0;      // 0: the smallest for m, or the largest
+  bool tensor_weights = true;    // a stage's weights by one tensor copy, where every pass of a block has the same number of units
+  bool token_blocks_at_once = false;  // blocks get so many rows that those of all tokens run at once; else those of one token block
 };
 
 /// A block owns whole 16-row units over the full K, so that nothing is combined across blocks. Its warps are units_per_pass x
@@ -46,10 +50,11 @@ struct GemmPlan {
   uint32_t slices = 1;           // cuts of K over warps and clusters; more than one only with a single pass
   uint32_t tiles_per_stage = 0;  // column tiles that one stage holds of each unit; kDirect, kBulk: a multiple of slices
   uint32_t stages = 0;           // of the ring (2 = double buffering in kDirect)
-  uint32_t token_block = 8;      // tokens of one block: 8, 16, 32 or 64; kWgmma: 32, 64 or 128
+  uint32_t token_block = 8;      // tokens of one block: 8, 16, 32 or 64; kWgmma: 64, 128 or 256
   uint32_t shared_bytes = 0;
   uint32_t splits = 1, sharing = 1;             // kWgmma, see WgmmaCut; the cluster has splits x sharing blocks
   uint32_t warpgroups = 0, units_per_warp = 0;  // kWgmma
+  bool tensor_weights = false;                  // kWgmma, see WgmmaCut
   bool overlap_previous = false;                // see plan_gemm
 
   [[nodiscard]] constexpr uint32_t passes() const {

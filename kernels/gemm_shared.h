@@ -18,8 +18,11 @@ inline constexpr uint32_t kSwizzleAlign = 1024;  // the swizzle pattern repeats 
 inline constexpr uint32_t kBarrierBytes = 8;
 inline constexpr uint32_t kMaxBarriers = 16;  // full and empty of each stage, full and empty of two record buffers
 inline constexpr uint32_t kMaxWgmmaStages = 16;
-inline constexpr uint32_t kMaxWgmmaTokenBlock = 128;
+inline constexpr uint32_t kMinWgmmaTokenBlock = 64;
+inline constexpr uint32_t kMaxWgmmaTokenBlock = 256;
+inline constexpr uint32_t kSumBytes = 512;  // the sums of a unit and 8 tokens
 inline constexpr uint32_t kWarpgroupWarps = 4;
+inline constexpr uint32_t kMaxWarpgroups = 4;  // that multiply
 
 /// Partial sums that slices 1.. leave for slice 0: [slices - 1][units][token_block / 8][4][32 lanes] floats.
 constexpr uint64_t partial_bytes(const GemmPlan& plan) {
@@ -102,7 +105,7 @@ struct WgmmaShared {
     scratch = static_cast<uint32_t>(end);
     end += uint64_t{plan.warpgroups} * kWarpgroupWarps * kScratchBytes;
     barriers = static_cast<uint32_t>(end);
-    total_bytes = end + (2 * kMaxWgmmaStages + 4) * kBarrierBytes;
+    total_bytes = end + (2 * kMaxWgmmaStages + 5) * kBarrierBytes;
   }
 };
 

@@ -16,10 +16,10 @@ GemmKernels kernel_table() {
            address(gemm_direct_kernel<Tile, 8>)},
           {address(gemm_bulk_kernel<Tile, 1>), address(gemm_bulk_kernel<Tile, 2>), address(gemm_bulk_kernel<Tile, 4>),
            address(gemm_bulk_kernel<Tile, 8>)},
-          {{address(gemm_wgmma_kernel<Tile, 32, 1, 4>), address(gemm_wgmma_kernel<Tile, 64, 1, 4>),
-            address(gemm_wgmma_kernel<Tile, 128, 1, 4>)},
-           {address(gemm_wgmma_kernel<Tile, 32, 2, 2>), address(gemm_wgmma_kernel<Tile, 64, 2, 2>),
-            address(gemm_wgmma_kernel<Tile, 128, 2, 2>)}},
+          {{address(gemm_wgmma_kernel<Tile, 64, 1, 4>), address(gemm_wgmma_kernel<Tile, 128, 1, 4>), nullptr},
+           {address(gemm_wgmma_kernel<Tile, 64, 2, 2>), address(gemm_wgmma_kernel<Tile, 128, 2, 2>), nullptr},
+           {address(gemm_wgmma_kernel<Tile, 64, 1, 2>), address(gemm_wgmma_kernel<Tile, 128, 1, 2>),
+            address(gemm_wgmma_kernel<Tile, 256, 1, 2>)}},
           Tile::kBytes};
 }
 

@@ -8,8 +8,8 @@
 
 /// kWgmma: sm_90a, for more tokens than mma.sync keeps up with. The weights are A: each warp of a warpgroup decodes the 16-row unit
 /// that is its quarter of the 64 rows into registers (the fragment is that of mma.m16n8k16; the units need not adjoin). x is B,
-/// read from shared memory where the tensor copy put it. A warpgroup of its own loads: its first warp the weights and records,
-/// its second x.
+/// read from shared memory where the tensor copy put it. A warpgroup of its own loads: its second warp x, the others weights and
+/// records.
 ///
 /// A cluster has `splits` blocks with the same rows and different parts of K, times `sharing` blocks with different rows and the
 /// same x, of which each loads a part for all by multicast. Stage i of a block's part belongs to slice i % warp_slices.
@@ -62,6 +62,14 @@ struct WgmmaWork {
   __device__ uint32_t stage_tiles(const GemmPlan& plan, uint32_t stage) const {
     return min(plan.tiles_per_stage, tiles - stage * plan.tiles_per_stage);
   }
+  /// Tiles of the stages slice, slice + slices, ..
+  __device__ uint32_t slice_tiles(const GemmPlan& plan, uint32_t slice, uint32_t slices) const {
+    const uint32_t all = stages(plan);
+    if (slice >= all) return 0;
+    const uint32_t mine = (all - slice + slices - 1) / slices;
+    const bool has_last = slice + (mine - 1) * slices == all - 1;
+    return has_last ? (mine - 1) * plan.tiles_per_stage + stage_tiles(plan, all - 1) : mine * plan.tiles_per_stage;
+  }
   /// Rank of the block with this share of the rows and our part of K.
   __device__ uint32_t peer(const GemmPlan& plan, uint32_t of_share) const { return split + plan.splits * of_share; }
 };
@@ -72,53 +80,81 @@ struct WgmmaBarriers {
   __device__ uint32_t empty(uint32_t slot) const { return base + (kMaxWgmmaStages + slot) * kBarrierBytes; }
   __device__ uint32_t records_full(uint32_t buffer) const { return base + (2 * kMaxWgmmaStages + buffer) * kBarrierBytes; }
   __device__ uint32_t records_empty(uint32_t buffer) const { return base + (2 * kMaxWgmmaStages + 2 + buffer) * kBarrierBytes; }
+  __device__ uint32_t sums() const {
+    return base + (2 * kMaxWgmmaStages + 4) * kBarrierBytes;
+  }  // counts what the other slices send
 };
 
-/// How often all threads of a cluster meet after its start: around the exchange of sums; else once, so that no block ends while
-/// another still signals its barriers.
-__device__ __forceinline__ uint32_t cluster_meetings(const GemmPlan& plan) {
-  return plan.splits > 1 ? 2 : plan.sharing > 1 ? 1 : 0;
+__device__ __forceinline__ void cluster_meet() {
+  ptx::cluster_arrive();
+  ptx::cluster_wait();
 }
 
-/// The warp that loads weights and records. It touches nothing that the previous kernel of the stream may write, so it does not
-/// wait for that kernel.
+/// How many warps let go of a slot in each block: those of warpgroups that have units in every full pass.
+template <int kWarpgroups>
+__device__ __forceinline__ uint32_t busy_warps(const GemmPlan& plan) {
+  const uint32_t row_groups = kWarpgroups / plan.warp_slices();
+  return min(row_groups, (plan.units_per_pass + kWarpgroupWarps - 1) / kWarpgroupWarps) * plan.warp_slices() * kWarpgroupWarps;
+}
+
+/// Of the loading warpgroup: x is loaded by its second warp, weights by its first, and where they come as one copy a unit, by all
+/// others in turn.
+inline constexpr uint32_t kXLoader = 1;
+inline constexpr uint32_t kWeightLoaders = 3;
+
+/// Starts the records of a pass.
+__device__ __forceinline__ void load_records(const GemmArgs& args, const WgmmaWork& work, const WgmmaBarriers& barriers,
+                                             uint32_t shared, uint32_t lane, uint32_t pass_unit, const RingPosition& records,
+                                             uint64_t policy) {
+  const uint32_t units = work.pass_units(args.plan, pass_unit);
+  const uint32_t groups = (work.tiles + f12::kGroupTiles - 1) / f12::kGroupTiles;
+  ptx::mbarrier_wait(barriers.records_empty(records.slot), records.parity ^ 1);
+  if (lane == 0) ptx::mbarrier_arrive_expect(barriers.records_full(records.slot), units * groups * f12::kRecordBytes);
+  __syncwarp();
+  if (lane < units && groups > 0) {
+    const uint64_t first = (uint64_t{pass_unit} + lane) * args.groups + work.tile_begin / f12::kGroupTiles;
+    ptx::bulk_copy(
+        shared + args.wgmma.records + records.slot * args.wgmma.record_buffer_bytes + lane * args.wgmma.record_unit_bytes,
+        args.w.records + first * f12::kRecordBytes, groups * f12::kRecordBytes, barriers.records_full(records.slot), policy);
+  }
+}
+
+/// A warp that loads weights; the first also loads records and announces what x brings. They touch nothing that the previous kernel
+/// of the stream may write, so they do not wait for that kernel. Issuing copies is slow: one tensor copy brings a whole stage where
+/// every pass has the same number of units; else each unit takes a copy, and the warps take turns.
 template <typename Tile>
-__device__ __forceinline__ void load_weights(const GemmArgs& args, const WgmmaWork& work, const WgmmaBarriers& barriers,
-                                             uint32_t shared, uint32_t lane) {
+__device__ __forceinline__ void load_weights(const GemmArgs& args, uint64_t w_map, const WgmmaWork& work,
+                                             const WgmmaBarriers& barriers, uint32_t shared, uint32_t turn, uint32_t lane) {
   const GemmPlan& plan = args.plan;
   const uint64_t policy = ptx::policy_evict_first();
   const uint32_t stages = work.stages(plan);
+  const uint32_t unit_bytes = plan.tiles_per_stage * Tile::kBytes;
   RingPosition position;
   RingPosition records;
   for (uint32_t pass = 0, pass_unit = work.unit_begin; pass < plan.passes(); ++pass, pass_unit += plan.units_per_pass) {
+    if (Tile::kHasRecords && turn == 0) load_records(args, work, barriers, shared, lane, pass_unit, records, policy);
+    records.advance(2);
     const uint32_t units = work.pass_units(plan, pass_unit);
-    if (Tile::kHasRecords) {
-      const uint32_t groups = (work.tiles + f12::kGroupTiles - 1) / f12::kGroupTiles;
-      ptx::mbarrier_wait(barriers.records_empty(records.slot), records.parity ^ 1);
-      if (lane == 0) ptx::mbarrier_arrive_expect(barriers.records_full(records.slot), units * groups * f12::kRecordBytes);
-      __syncwarp();
-      if (lane < units && groups > 0) {
-        const uint64_t first = (uint64_t{pass_unit} + lane) * args.groups + work.tile_begin / f12::kGroupTiles;
-        ptx::bulk_copy(
-            shared + args.wgmma.records + records.slot * args.wgmma.record_buffer_bytes + lane * args.wgmma.record_unit_bytes,
-            args.w.records + first * f12::kRecordBytes, groups * f12::kRecordBytes, barriers.records_full(records.slot), policy);
-      }
-      records.advance(2);
-    }
-    const std::byte* from = args.w.codes + ((uint64_t{pass_unit} + lane) * args.tiles + work.tile_begin) * Tile::kBytes;
-    const uint32_t to = shared + args.wgmma.weights + lane * plan.tiles_per_stage * Tile::kBytes;
+    const uint32_t unit = lane * kWeightLoaders + turn;  // this lane's, where each takes a copy
+    const uint32_t my_units = (units + kWeightLoaders - 1 - turn) / kWeightLoaders;
+    const std::byte* from = args.w.codes + ((uint64_t{pass_unit} + unit) * args.tiles + work.tile_begin) * Tile::kBytes;
     for (uint32_t stage = 0; stage < stages; ++stage, position.advance(plan.stages)) {
       const uint32_t tiles = work.stage_tiles(plan, stage);
+      const uint32_t full = barriers.full(position.slot);
+      const uint32_t to = shared + args.wgmma.weights + position.slot * args.wgmma.weight_stage_bytes;
+      const uint32_t x_bytes = turn == 0 ? tiles * plan.token_block * kXRowBytes : 0;
       ptx::mbarrier_wait(barriers.empty(position.slot), position.parity ^ 1);
-      if (lane == 0) {
-        ptx::mbarrier_arrive_expect(barriers.full(position.slot), tiles * (units * Tile::kBytes + plan.token_block * kXRowBytes));
+      if (plan.tensor_weights) {  // a copy always counts as its whole box, whatever of it the matrix has
+        if (lane == 0) {
+          ptx::mbarrier_arrive_expect(full, args.wgmma.weight_stage_bytes + x_bytes);
+          ptx::tensor_copy_3d(to, w_map, 0, work.tile_begin + stage * plan.tiles_per_stage, pass_unit, full, policy);
+        }
+      } else {
+        if (lane == 0) ptx::mbarrier_arrive_expect(full, my_units * tiles * Tile::kBytes + x_bytes);
+        __syncwarp();
+        if (unit < units) ptx::bulk_copy(to + unit * unit_bytes, from, tiles * Tile::kBytes, full, policy);
+        from += unit_bytes;
       }
-      __syncwarp();
-      if (lane < units) {
-        ptx::bulk_copy(to + position.slot * args.wgmma.weight_stage_bytes, from, tiles * Tile::kBytes, barriers.full(position.slot),
-                       policy);
-      }
-      from += plan.tiles_per_stage * Tile::kBytes;
     }
   }
 }
@@ -220,25 +256,23 @@ struct WgmmaRole {
   }
 };
 
-/// Sums over all slices, in order, and stores. Each block of a cluster gets the sums of its part of the tokens from the others.
+/// Sums over all slices, in order, and stores. Each block of a cluster gets the sums of its part of the tokens from all blocks; its
+/// barrier counts their bytes, which is cheaper than two meetings of the cluster.
 template <int kTokens, int kUnits, int kWarpgroups>
-__device__ __forceinline__ void exchange_sums(const GemmArgs& args, const WgmmaWork& work, const WgmmaRole& role, uint32_t shared,
-                                              const float (&acc)[kUnits][kTokens / 2]) {
+__device__ __forceinline__ void exchange_sums(const GemmArgs& args, const WgmmaWork& work, const WgmmaBarriers& barriers,
+                                              const WgmmaRole& role, uint32_t shared, const float (&acc)[kUnits][kTokens / 2]) {
   const GemmPlan& plan = args.plan;
   const uint32_t units = work.pass_units(plan, work.unit_begin);
   const uint32_t owned = kTokens / 8 / plan.splits;  // token tiles of each block
-  const auto meet = [&] {
-    if (plan.splits > 1) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    } else {
-      ptx::barrier_sync(1, 128 * kWarpgroups);
-    }
-  };
   const auto place = [&](uint32_t slice, uint32_t unit, uint32_t tile) {
     return shared + (((slice * plan.units_per_pass + unit) * owned + tile) * 32 + role.lane) * 16;
   };
-  meet();  // the rings under the sums are idle
+  // The rings under the sums are idle when all warps, of all blocks that send sums here, are past their last tile.
+  if (plan.splits > 1) {
+    cluster_meet();
+  } else {
+    ptx::barrier_sync(1, 128 * kWarpgroups);
+  }
 #pragma unroll
   for (int p = 0; p < kUnits; ++p) {
     const uint32_t unit = role.unit + static_cast<uint32_t>(p) * role.unit_stride;
@@ -246,11 +280,22 @@ __device__ __forceinline__ void exchange_sums(const GemmArgs& args, const WgmmaW
 #pragma unroll
     for (uint32_t i = 0; i < kTokens / 8; ++i) {
       const uint32_t to = place(work.split * plan.warp_slices() + role.slice, unit, i % owned);
-      const uint32_t mapped = ptx::map_shared(to, i / owned + plan.splits * work.share);
-      ptx::store_mapped(mapped, acc[p][4 * i], acc[p][4 * i + 1], acc[p][4 * i + 2], acc[p][4 * i + 3]);
+      const float(&sum)[kTokens / 2] = acc[p];
+      if (plan.splits > 1) {
+        const uint32_t rank = i / owned + plan.splits * work.share;
+        ptx::send_mapped(ptx::map_shared(to, rank), ptx::map_shared(barriers.sums(), rank), sum[4 * i], sum[4 * i + 1],
+                         sum[4 * i + 2], sum[4 * i + 3]);
+      } else {
+        ptx::store_shared(to, {__float_as_uint(sum[4 * i]), __float_as_uint(sum[4 * i + 1]), __float_as_uint(sum[4 * i + 2]),
+                               __float_as_uint(sum[4 * i + 3])});
+      }
     }
   }
-  meet();
+  if (plan.splits > 1) {
+    ptx::mbarrier_wait(barriers.sums(), 0);
+  } else {
+    ptx::barrier_sync(1, 128 * kWarpgroups);
+  }
   const uint32_t scratch = shared + args.wgmma.scratch + role.warp * kScratchBytes;
   for (uint32_t item = role.warp; item < units * owned; item += kWarpgroupWarps * kWarpgroups) {
     const uint32_t unit = item / owned;
@@ -283,6 +328,75 @@ __device__ __forceinline__ void store_sums(const GemmArgs& args, const WgmmaWork
   }
 }
 
+/// Whether a warp has registers for two sets of A fragments: then it decodes a tile while the products of the one before run, and
+/// starts its products without waiting for those. With one set, all of decoding but the merge overlaps.
+template <int kTokens, int kUnits, int kWarpgroups>
+inline constexpr bool kTwoSets = kUnits*(kTokens / 2 + 32) + 40 <= WgmmaRegisters<kWarpgroups>::kMultiply;
+
+/// Bit t of lane i's word: tile t of group first + i has patches.
+__device__ __forceinline__ uint32_t patch_mask(const std::byte* records, uint32_t first, uint32_t groups, uint32_t lane) {
+  if (first + lane >= groups) return 0;
+  const uint2 ends = *reinterpret_cast<const uint2*>(records + (first + lane) * f12::kRecordBytes);
+  if (ends.y >> 24 == f12::kDenseEnd) return 255;
+  const auto differing = [](uint32_t now, uint32_t before) {
+    const uint32_t bytes = __vsetne4(now, before);
+    return (bytes | bytes >> 7 | bytes >> 14 | bytes >> 21) & 15;
+  };
+  return differing(ends.x, ends.x << 8) | differing(ends.y, __funnelshift_l(ends.x, ends.y, 8)) << 4;
+}
+
+/// A warp's units in one pass.
+template <typename Tile, int kUnits>
+struct WarpUnits {
+  typename Tile::Windows windows[kUnits];
+  uint32_t masks[kUnits];     // see patch_mask
+  uint32_t mask_group = 0;    // the first
+  const std::byte* records;   // of the first unit
+  uint32_t record_unit_step;  // to the next unit
+  uint32_t weight_unit_step = 0;
+};
+
+/// The tile that a warp decodes next.
+struct WarpTile {
+  uint32_t tile = 0;     // of the block's part of K
+  uint32_t weights = 0;  // of the warp's first unit
+  uint64_t x = 0;        // descriptor
+};
+
+template <typename Tile, int kUnits>
+__device__ __forceinline__ void split_tile(const GemmArgs& args, const WarpUnits<Tile, kUnits>& units, const WarpTile& at,
+                                           uint32_t scratch, uint32_t lane, typename Tile::Halves (&halves)[kUnits]) {
+  const uint32_t group = at.tile / f12::kGroupTiles;
+  const uint32_t in_group = at.tile % f12::kGroupTiles;
+#pragma unroll
+  for (int p = 0; p < kUnits; ++p) {
+    uint4 v[Tile::kVectors];
+    load_tile_shared<Tile>(at.weights + static_cast<uint32_t>(p) * units.weight_unit_step, lane, v);
+    halves[p] = Tile::split(v, units.windows[p], [&](uint4& ha, uint4& hb) {
+      const uint32_t patched = __shfl_sync(0xffffffffU, units.masks[p], static_cast<int>(group - units.mask_group)) >> in_group & 1;
+      if (patched == 0) return;
+      const std::byte* records = units.records + static_cast<uint32_t>(p) * units.record_unit_step;
+      patch_tile(Record::load(records + group * f12::kRecordBytes), in_group, args.w, scratch, lane, ha, hb);
+    });
+  }
+}
+
+template <int kTokens, int kUnits>
+__device__ __forceinline__ void start_products(const WarpTile& at, Fragments (&a)[kUnits], float (&acc)[kUnits][kTokens / 2]) {
+#pragma unroll
+  for (int p = 0; p < kUnits; ++p) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) ptx::wgmma_define(a[p].a[step]);
+  }
+  ptx::wgmma_fence();
+#pragma unroll
+  for (uint32_t step = 0; step < 4; ++step) {
+#pragma unroll
+    for (int p = 0; p < kUnits; ++p) ptx::wgmma(acc[p], a[p].a[step], at.x + 2 * step);
+  }
+  ptx::wgmma_commit();
+}
+
 template <typename Tile, int kTokens, int kUnits, int kWarpgroups>
 __device__ __forceinline__ void multiply_units(const GemmArgs& args, const WgmmaWork& work, const WgmmaBarriers& barriers,
                                                std::byte* memory, uint32_t warp, uint32_t lane) {
@@ -290,15 +404,19 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
   const WgmmaRole role = WgmmaRole::of<kWarpgroups>(plan, warp, lane);
   const uint32_t shared = ptx::shared_address(memory);
   const uint32_t scratch = shared + args.wgmma.scratch + warp * kScratchBytes;
-  const uint32_t unit_bytes = plan.tiles_per_stage * Tile::kBytes;
-  const uint32_t my_weights = shared + args.wgmma.weights + role.unit * unit_bytes;
   const uint32_t warp_slices = plan.warp_slices();
-  const uint32_t stages = work.stages(plan);
+  // A warpgroup whose units no pass has only takes part in the exchange. Warps without a unit beside such with one repeat the last
+  // unit; nobody stores their sums.
+  const uint32_t my_tiles =
+      role.unit - role.unit % kWarpgroupWarps < plan.units_per_pass ? work.slice_tiles(plan, role.slice, warp_slices) : 0;
+  const uint32_t source_unit = min(role.unit, plan.units_per_pass - 1);
+  const uint32_t unit_step = min(role.unit + role.unit_stride, plan.units_per_pass - 1) - source_unit;  // kUnits is 1 or 2
+  const uint32_t groups = (work.tiles + f12::kGroupTiles - 1) / f12::kGroupTiles;
   constexpr uint32_t kNone = ~0U;
 
   RingPosition position{role.slice, 0};
   RingPosition records;
-  uint32_t held = kNone;  // the slot that the products in flight read
+  uint32_t held = kNone;  // the slot that only products in flight still read
   const auto give_back = [&] {
     if (held == kNone) return;
     __syncwarp();
@@ -311,91 +429,136 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
   };
 
   for (uint32_t pass = 0, pass_unit = work.unit_begin; pass < plan.passes(); ++pass, pass_unit += plan.units_per_pass) {
-    const uint32_t units = work.pass_units(plan, pass_unit);
-    bool active[kUnits];
-    typename Tile::Windows windows[kUnits];
-    Fragments a[kUnits];
+    const uint32_t pass_units = work.pass_units(plan, pass_unit);
+    WarpUnits<Tile, kUnits> units;
+    units.weight_unit_step = unit_step * plan.tiles_per_stage * Tile::kBytes;
+    units.record_unit_step = unit_step * args.wgmma.record_unit_bytes;
+    units.records =
+        memory + args.wgmma.records + records.slot * args.wgmma.record_buffer_bytes + source_unit * args.wgmma.record_unit_bytes;
     float acc[kUnits][kTokens / 2];
+    const auto is_active = [&](int p) { return role.unit + static_cast<uint32_t>(p) * role.unit_stride < pass_units; };
+    const auto set_masks = [&](uint32_t first_group) {
+      units.mask_group = first_group;
+#pragma unroll
+      for (int p = 0; p < kUnits; ++p) {
+        const std::byte* unit_records = units.records + static_cast<uint32_t>(p) * units.record_unit_step;
+        units.masks[p] = Tile::kHasRecords && is_active(p) ? patch_mask(unit_records, first_group, groups, lane) : 0;
+      }
+    };
 #pragma unroll
     for (int p = 0; p < kUnits; ++p) {
-      const uint32_t unit = role.unit + static_cast<uint32_t>(p) * role.unit_stride;
-      active[p] = unit < units;
-      if (active[p]) windows[p] = Tile::load_windows(args.w, pass_unit + unit, lane);
-      a[p] = {};  // of a warp without a unit
+      units.windows[p] = {};
+      if (is_active(p)) {
+        units.windows[p] = Tile::load_windows(args.w, pass_unit + role.unit + static_cast<uint32_t>(p) * role.unit_stride, lane);
+      }
 #pragma unroll
-      for (int i = 0; i < kTokens / 2; ++i) acc[p][i] = 0.0F;
+      for (int i = 0; i < kTokens / 2; ++i) acc[p][i] = ptx::opaque_zero();
     }
-    const std::byte* my_records =
-        memory + args.wgmma.records + records.slot * args.wgmma.record_buffer_bytes + role.unit * args.wgmma.record_unit_bytes;
     if (Tile::kHasRecords) ptx::mbarrier_wait(barriers.records_full(records.slot), records.parity);
+    set_masks(0);
 
-    for (uint32_t stage = role.slice; stage < stages; stage += warp_slices) {
+    uint32_t stage = role.slice;
+    uint32_t left = 0;  // tiles of the stage from `at` on
+    WarpTile at;
+    // Moves to the next tile; waits for its stage.
+    const auto advance = [&] {
+      if (left > 1) {
+        --left;
+        ++at.tile;
+        at.weights += Tile::kBytes;
+        at.x += kTokens * kXRowBytes / 16;
+        return;
+      }
       const uint32_t full = barriers.full(position.slot);
       if (!__all_sync(0xffffffffU, ptx::mbarrier_test(full, position.parity))) {
-        ptx::wgmma_wait_all();  // memory is behind: give the slot back before sleeping
+        ptx::wgmma_wait<0>();  // memory is behind: give the slot back before sleeping
         give_back();
         ptx::mbarrier_wait(full, position.parity);
       }
-      const uint32_t first_tile = stage * plan.tiles_per_stage;
-      const uint32_t tiles = work.stage_tiles(plan, stage);
-      const uint32_t my_tiles = my_weights + position.slot * args.wgmma.weight_stage_bytes;
-      for (uint32_t c = 0; c < tiles; ++c) {
-        // While the products of the tile before run: all of decoding but the merge, which needs their registers.
-        typename Tile::Halves halves[kUnits];
-#pragma unroll
-        for (int p = 0; p < kUnits; ++p) {
-          if (!active[p]) continue;
-          const uint32_t unit = static_cast<uint32_t>(p) * role.unit_stride;  // from the first
-          uint4 v[Tile::kVectors];
-          load_tile_shared<Tile>(my_tiles + unit * unit_bytes + c * Tile::kBytes, lane, v);
-          halves[p] = Tile::split(v, windows[p], [&](uint4& ha, uint4& hb) {
-            const uint32_t tile = first_tile + c;
-            const Record record =
-                Record::load(my_records + unit * args.wgmma.record_unit_bytes + tile / f12::kGroupTiles * f12::kRecordBytes);
-            patch_tile(record, tile % f12::kGroupTiles, args.w, scratch, lane, ha, hb);
-          });
-        }
-        ptx::wgmma_wait_all();
-        give_back();
-#pragma unroll
-        for (int p = 0; p < kUnits; ++p) {
-          if (active[p]) a[p] = Tile::merge(halves[p]);
-        }
-        const uint64_t x_tile =
-            ptx::swizzled_descriptor(shared + position.slot * args.wgmma.x_stage_bytes + c * (kTokens * kXRowBytes));
-        ptx::wgmma_fence();
-#pragma unroll
-        for (uint32_t step = 0; step < 4; ++step) {
-#pragma unroll
-          for (int p = 0; p < kUnits; ++p) ptx::wgmma(acc[p], a[p].a[step], x_tile + 2 * step);
-        }
-        ptx::wgmma_commit();
-      }
+      at.tile = stage * plan.tiles_per_stage;
+      at.weights = shared + args.wgmma.weights + position.slot * args.wgmma.weight_stage_bytes +
+                   source_unit * plan.tiles_per_stage * Tile::kBytes;
+      at.x = ptx::swizzled_descriptor(shared + position.slot * args.wgmma.x_stage_bytes);
+      left = work.stage_tiles(plan, stage);
+      if ((at.tile + left - 1) / f12::kGroupTiles - units.mask_group >= 32) set_masks(at.tile / f12::kGroupTiles);
+      stage += warp_slices;
+    };
+    // After the last tile of a stage its slot is held until the products are done; at most one round: a ring has a slot for each
+    // slice.
+    const auto leave = [&] {
+      if (left > 1) return;
       held = position.slot;
-      position.slot += warp_slices;  // at most one round: a ring has a slot for each slice
+      position.slot += warp_slices;
       if (position.slot >= plan.stages) {
         position.slot -= plan.stages;
         position.parity ^= 1;
       }
+    };
+
+    if constexpr (kTwoSets<kTokens, kUnits, kWarpgroups>) {
+      Fragments even[kUnits];
+      Fragments odd[kUnits];
+      typename Tile::Halves halves[kUnits];
+#pragma unroll 1  // a copy of the loop would move accumulators
+      for (uint32_t pair = 0; pair < my_tiles / 2; ++pair) {
+        advance();
+        split_tile<Tile, kUnits>(args, units, at, scratch, lane, halves);
+#pragma unroll
+        for (int p = 0; p < kUnits; ++p) even[p] = Tile::merge(halves[p]);
+        start_products<kTokens, kUnits>(at, even, acc);
+        ptx::wgmma_wait<1>();
+        give_back();
+        leave();
+        advance();
+        split_tile<Tile, kUnits>(args, units, at, scratch, lane, halves);
+#pragma unroll
+        for (int p = 0; p < kUnits; ++p) odd[p] = Tile::merge(halves[p]);
+        start_products<kTokens, kUnits>(at, odd, acc);
+        ptx::wgmma_wait<1>();
+        give_back();
+        leave();
+      }
+      if (my_tiles % 2 != 0) {
+        advance();
+        split_tile<Tile, kUnits>(args, units, at, scratch, lane, halves);
+#pragma unroll
+        for (int p = 0; p < kUnits; ++p) even[p] = Tile::merge(halves[p]);
+        start_products<kTokens, kUnits>(at, even, acc);
+        ptx::wgmma_wait<0>();
+        give_back();
+        leave();
+      }
+    } else {
+      Fragments a[kUnits];
+#pragma unroll 1
+      for (uint32_t i = 0; i < my_tiles; ++i) {
+        typename Tile::Halves halves[kUnits];
+        advance();
+        split_tile<Tile, kUnits>(args, units, at, scratch, lane, halves);
+        ptx::wgmma_wait<0>();
+        give_back();
+#pragma unroll
+        for (int p = 0; p < kUnits; ++p) a[p] = Tile::merge(halves[p]);
+        start_products<kTokens, kUnits>(at, a, acc);
+        leave();
+      }
     }
-    ptx::wgmma_wait_all();
+    ptx::wgmma_wait<0>();
     give_back();
     if (Tile::kHasRecords && lane == 0) ptx::mbarrier_arrive(barriers.records_empty(records.slot));
     records.advance(2);
+    ptx::wait_previous();  // y may still be read by the previous kernel; x has come, so that is over
     if (plan.slices > 1) {
-      exchange_sums<kTokens, kUnits, kWarpgroups>(args, work, role, shared, acc);
+      exchange_sums<kTokens, kUnits, kWarpgroups>(args, work, barriers, role, shared, acc);
     } else {
 #pragma unroll
       for (int p = 0; p < kUnits; ++p) {
         const uint32_t unit = role.unit + static_cast<uint32_t>(p) * role.unit_stride;
-        if (active[p]) store_sums<kTokens>(args, work, pass_unit + unit, scratch, lane, acc[p]);
+        if (unit < pass_units) store_sums<kTokens>(args, work, pass_unit + unit, scratch, lane, acc[p]);
       }
     }
   }
-  if (plan.splits == 1 && plan.sharing > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-  }
+  if (plan.splits == 1 && plan.sharing > 1) cluster_meet();  // no block ends while another still signals its barriers
 }
 
 #endif
@@ -403,7 +566,8 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
 /// Where the build has no code for wgmma the body is empty and the bound on the threads says so (see prepare_gemm).
 template <typename Tile, int kTokens, int kUnits, int kWarpgroups>
 __global__ void __launch_bounds__(WEIGHTD_HAS_WGMMA ? WgmmaRegisters<kWarpgroups>::kThreads : 32, 1)
-    gemm_wgmma_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ CUtensorMap x_map) {
+    gemm_wgmma_kernel(const __grid_constant__ GemmArgs args, const __grid_constant__ CUtensorMap x_map,
+                      const __grid_constant__ CUtensorMap w_map) {
 #if WEIGHTD_HAS_WGMMA
   extern __shared__ __align__(1024) std::byte shared[];
   using Registers = WgmmaRegisters<kWarpgroups>;
@@ -414,41 +578,49 @@ __global__ void __launch_bounds__(WEIGHTD_HAS_WGMMA ? WgmmaRegisters<kWarpgroups
   const WgmmaWork work(args);
   const WgmmaBarriers barriers{base + args.wgmma.barriers};
   const bool clustered = plan.splits * plan.sharing > 1;
+  constexpr uint32_t kWarps = kWarpgroups * kWarpgroupWarps;
 
-  if (threadIdx.x == 0) {
-    const uint32_t warps = kWarpgroups * kWarpgroupWarps;
-    for (uint32_t slot = 0; slot < plan.stages; ++slot) {
-      ptx::mbarrier_init(barriers.full(slot), 1);
-      ptx::mbarrier_init(barriers.empty(slot), warps / plan.warp_slices() * plan.sharing);
+  if (warp == 0) {
+    if (lane < plan.stages) {
+      ptx::mbarrier_init(barriers.full(lane), plan.tensor_weights ? 1 : kWeightLoaders);
+      ptx::mbarrier_init(barriers.empty(lane), busy_warps<kWarpgroups>(plan) * plan.sharing);
     }
-    for (uint32_t buffer = 0; buffer < 2; ++buffer) {
-      ptx::mbarrier_init(barriers.records_full(buffer), 1);
-      ptx::mbarrier_init(barriers.records_empty(buffer), warps);
+    if (lane < 2) {
+      ptx::mbarrier_init(barriers.records_full(lane), 1);
+      ptx::mbarrier_init(barriers.records_empty(lane), kWarps);
+    }
+    if (lane == 0) {
+      ptx::mbarrier_init(barriers.sums(), 1);
+      if (plan.splits > 1) {
+        ptx::mbarrier_arrive_expect(barriers.sums(), plan.slices * work.pass_units(plan, work.unit_begin) *
+                                                         (plan.token_block / 8 / plan.splits) * kSumBytes);
+      }
     }
     ptx::fence_barrier_init();
+  } else if (warp == kWarps && lane == 0) {
     ptx::prefetch_tensor_map(&x_map);
+    if (plan.tensor_weights) ptx::prefetch_tensor_map(&w_map);
   }
   __syncthreads();
   if (clustered) ptx::cluster_arrive();
   ptx::launch_dependents();
-  if (warp >= kWarpgroups * kWarpgroupWarps) {
+  if (warp >= kWarps) {
     ptx::lower_registers<Registers::kLoad>();
-    const uint32_t loader = warp - kWarpgroups * kWarpgroupWarps;
-    if (loader == 0) load_weights<Tile>(args, work, barriers, base, lane);
+    const uint32_t loader = warp - kWarps;
+    // Weights go into the block's own memory only, so they need not wait for the cluster.
+    if (loader != kXLoader && (loader == 0 || !plan.tensor_weights)) {
+      load_weights<Tile>(args, reinterpret_cast<uint64_t>(&w_map), work, barriers, base, loader == 0 ? 0 : loader - 1, lane);
+    }
     if (clustered) ptx::cluster_wait();
-    if (loader == 1) {
+    if (loader == kXLoader) {
       ptx::wait_previous();
       load_x(args, reinterpret_cast<uint64_t>(&x_map), work, barriers, base, lane);
     }
     __syncwarp();
-    for (uint32_t i = 0; i < cluster_meetings(plan); ++i) {
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    }
+    if (clustered) cluster_meet();
   } else {
     ptx::raise_registers<Registers::kMultiply>();
     if (clustered) ptx::cluster_wait();
-    ptx::wait_previous();  // y may still be read by the previous kernel
     multiply_units<Tile, kTokens, kUnits, kWarpgroups>(args, work, barriers, shared, warp, lane);
   }
 #endif

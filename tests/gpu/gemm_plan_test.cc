@@ -8,7 +8,7 @@
 namespace weightd::kernels {
 namespace {
 
-constexpr DeviceTraits kH200{132, 232448, true, true};
+constexpr DeviceTraits kH200{132, 232448, true, true, 30};
 constexpr DeviceTraits kA100{108, 166912, false};
 constexpr DeviceTraits kSmall{58, 101376, false};
 constexpr DeviceTraits kBlackwell{188, 101376, true};
@@ -30,8 +30,10 @@ void expect_legal_wgmma(const DeviceTraits& device, const GemmRequest& request, 
   EXPECT_GE(uint64_t{plan.blocks} * plan.units_per_block, units);
   EXPECT_LT((uint64_t{plan.blocks} / plan.sharing - 1) * plan.sharing * plan.units_per_block, units) << "the last cluster has work";
   EXPECT_EQ(plan.blocks % plan.sharing, 0U);
-  EXPECT_LE(plan.blocks * plan.splits, device.sm_count);
-  EXPECT_LE(plan.splits * plan.sharing, 8U) << "the largest cluster every device takes";
+  const uint32_t cluster = plan.splits * plan.sharing;
+  ASSERT_TRUE(cluster == 1 || cluster == 2 || cluster == 4);
+  const uint32_t at_once = cluster == 4 ? device.clusters_of_4 : device.sm_count / cluster;
+  EXPECT_LE(plan.blocks / plan.sharing, at_once) << "more would take a second round";
   EXPECT_EQ(plan.slices % plan.splits, 0U);
   EXPECT_EQ(plan.warpgroups % plan.warp_slices(), 0U);
   EXPECT_LE(plan.units_per_pass, slots / plan.warp_slices());
@@ -41,8 +43,8 @@ void expect_legal_wgmma(const DeviceTraits& device, const GemmRequest& request, 
   EXPECT_GE(plan.stages, 2U);
   EXPECT_LE(plan.stages, kMaxWgmmaStages);
   EXPECT_LE(plan.tiles_per_stage, 32U);
-  EXPECT_TRUE(plan.warp_slices() == 1 || plan.tiles_per_stage == 1) << "the order of the sum must not depend on the ring";
-  EXPECT_TRUE(plan.token_block == 32 || plan.token_block == 64 || plan.token_block == 128);
+  EXPECT_TRUE(plan.token_block == 64 || plan.token_block == 128 || (plan.token_block == 256 && slots == 8));
+  EXPECT_TRUE(!plan.tensor_weights || plan.units_per_block % plan.units_per_pass == 0) << "a copy brings whole passes";
   EXPECT_GE(plan.token_block / 8, plan.splits) << "each block of a cluster sums whole token tiles";
   EXPECT_GE(plan.token_block / plan.sharing, 8U) << "the swizzle pattern has 8 rows";
   const WgmmaShared shared(plan, request.tile_bytes);
@@ -105,12 +107,16 @@ TEST(GemmPlan, EveryLegalCutOfTheWarpgroupKernelIsLegal) {
           for (const uint32_t splits : {1, 2, 4}) {
             for (const uint32_t sharing : {1, 2, 4}) {
               for (const uint32_t tiles : {0, 1, 2, 5}) {
-                const GemmRequest request{n, k, m, true};
-                const Result<GemmPlan> plan =
-                    plan_wgmma(kH200, request, {4 / units_per_warp, units_per_warp, splits, sharing, tiles, 0});
-                if (!plan.ok()) continue;
-                expect_legal_wgmma(kH200, request, *plan);
-                ++legal;
+                for (const uint32_t warpgroups : {2, 4}) {
+                  for (const bool at_once : {false, true}) {
+                    const GemmRequest request{n, k, m, true};
+                    const Result<GemmPlan> plan =
+                        plan_wgmma(kH200, request, {warpgroups, units_per_warp, splits, sharing, tiles, 0, 0, !at_once, at_once});
+                    if (!plan.ok()) continue;
+                    expect_legal_wgmma(kH200, request, *plan);
+                    ++legal;
+                  }
+                }
               }
             }
           }
@@ -125,6 +131,7 @@ TEST(GemmPlan, RefusesCutsThatNoKernelHas) {
   const GemmRequest request{4096, 4096, 64, true};
   for (const WgmmaCut& cut : {WgmmaCut{3, 1},
                               {4, 2},
+                              {1, 2},
                               {0, 0},
                               {2, 2, 3},
                               {4, 1, 0},
@@ -133,7 +140,13 @@ TEST(GemmPlan, RefusesCutsThatNoKernelHas) {
                               {4, 1, 8},
                               WgmmaCut{4, 1, 1, 1, 17},
                               {4, 1, 1, 1, 1, 17},
-                              {4, 1, 1, 1, 1, 1}}) {
+                              {4, 1, 1, 1, 1, 1},
+                              {4, 1, 1, 1, 1, 3},
+                              {4, 1, 1, 1, 0, 0, 32},
+                              {4, 1, 1, 1, 0, 0, 96},
+                              {4, 1, 1, 1, 0, 0, 256},
+                              {2, 2, 1, 1, 0, 0, 256},
+                              {2, 1, 1, 1, 0, 0, 512}}) {
     EXPECT_EQ(plan_wgmma(kH200, request, cut).status().code(), StatusCode::kUnsupported);
   }
   EXPECT_EQ(plan_wgmma(kBlackwell, request, {}).status().code(), StatusCode::kUnsupported);
@@ -141,6 +154,22 @@ TEST(GemmPlan, RefusesCutsThatNoKernelHas) {
   EXPECT_EQ(plan_wgmma(kH200, {4096, 0, 64, true}, {}).status().code(), StatusCode::kUnsupported);
   EXPECT_EQ(plan_wgmma(kH200, {128256, 4096, 64, true}, {4, 1, 2}).status().code(), StatusCode::kUnsupported)
       << "a block would make several passes";
+}
+
+TEST(GemmPlan, ClustersOf4AreAsManyAsTheDeviceRunsAtOnce) {
+  const Result<GemmPlan> plan = plan_wgmma(kH200, {4096, 4096, 64, true}, {4, 1, 4});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->units_per_block, 9U);  // 256 units over 30
+  EXPECT_EQ(plan->blocks, 29U);
+  DeviceTraits none = kH200;
+  none.clusters_of_4 = 0;
+  EXPECT_EQ(plan_wgmma(none, {4096, 4096, 64, true}, {4, 1, 4}).status().code(), StatusCode::kUnsupported);
+}
+
+TEST(GemmPlan, BlocksOfAllTokensAtOnceHaveMoreUnits) {
+  const GemmRequest request{14336, 4096, 256, true};
+  EXPECT_EQ(plan_wgmma(kH200, request, {4, 1})->units_per_block, 7U);
+  EXPECT_EQ(plan_wgmma(kH200, request, {4, 1, 1, 1, 0, 0, 128, true, true})->units_per_block, 14U);
 }
 
 TEST(GemmPlan, TheOrderOfTheSumIsAFunctionOfTheShape) {
@@ -157,6 +186,7 @@ TEST(GemmPlan, TheOrderOfTheSumIsAFunctionOfTheShape) {
           other.kernel = GemmKernel::kWgmma;
           EXPECT_EQ(plan_or_fail(kH200, other).slices, wgmma.slices);
           EXPECT_EQ(plan_or_fail(kH200, other).splits, wgmma.splits);
+          EXPECT_TRUE(wgmma.warp_slices() == 1 || plan_or_fail(kH200, other).tiles_per_stage == wgmma.tiles_per_stage);
           for (const GemmKernel kernel : {GemmKernel::kDirect, GemmKernel::kBulk}) {
             other.kernel = kernel;
             EXPECT_EQ(plan_or_fail(kH200, other).slices, streaming);
@@ -175,8 +205,11 @@ TEST(GemmPlan, UsesTheBulkKernelWhereItCan) {
 }
 
 TEST(GemmPlan, UsesTheWarpgroupKernelForManyTokens) {
-  EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 32, true}).kernel, GemmKernel::kBulk);
-  EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 33, true}).kernel, GemmKernel::kWgmma);
+  EXPECT_EQ(plan_or_fail(kH200, {14336, 4096, 32, true}).kernel, GemmKernel::kBulk);
+  EXPECT_EQ(plan_or_fail(kH200, {14336, 4096, 33, true}).kernel, GemmKernel::kWgmma);
+  EXPECT_EQ(plan_or_fail(kH200, {6144, 4096, 64, true}).kernel, GemmKernel::kBulk) << "a short product: clusters cost more";
+  EXPECT_EQ(plan_or_fail(kH200, {6144, 4096, 65, true}).kernel, GemmKernel::kWgmma);
+  EXPECT_EQ(plan_or_fail(kH200, {4096, 14336, 64, true}).kernel, GemmKernel::kWgmma);
   EXPECT_EQ(plan_or_fail(kH200, {4096, 4096, 33, false}).kernel, GemmKernel::kDirect);
   EXPECT_EQ(plan_or_fail(kH200, {4096, 0, 33, true}).kernel, GemmKernel::kDirect);
   EXPECT_EQ(plan_or_fail(kBlackwell, {4096, 4096, 128, true}).kernel, GemmKernel::kBulk);
@@ -220,6 +253,12 @@ TEST(GemmPlan, PrintsItself) {
   EXPECT_EQ(wgmma->to_string(),
             "wgmma 6144x4096: 64 blocks x 6 units, 6 a pass, 4 warpgroups x 1, 2 splits x 2 slices, x shared by 1, 1 tiles x 10 "
             "stages, 64 tokens, 187 KiB, overlapped");
+  const Result<GemmPlan> head = plan_wgmma(kH200, {128256, 4096, 64, true}, {4, 1, 1, 1, 1, 4});
+  ASSERT_TRUE(head.ok());
+  EXPECT_EQ(
+      head->to_string(),
+      "wgmma 128256x4096: 132 blocks x 61 units, 16 a pass, 4 warpgroups x 1, 1 splits x 1 slices, x shared by 1, 1 tiles x 4 "
+      "stages, 64 tokens, 152 KiB, copies by unit");
 }
 
 TEST(GemmPlan, RefusesWhatCannotBe) {

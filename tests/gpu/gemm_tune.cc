@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs every legal plan of the bulk and the warpgroup kernel, compares its result with the direct kernel's and then times it (cold
 // L2, inside CUDA graphs, overlapped launches, median) against cublasGemmEx and the heuristics of cuBLASLt on the same weights.
-//   gemm_tune [--check] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]
-// --check runs small matrices once and times nothing. A launch that has not finished after five seconds ends the program with
-// status 3 and the plan's name; a wrong result with status 2.
+//   gemm_tune [--check] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]
+// Ends with the best plan of each kind for each shape and number of tokens, and what plan_gemm chose.
+// --check runs small matrices once and times nothing. --copies-by-unit leaves out the plans that load weights by tensor copies.
+// A launch that has not finished after five seconds ends the program with status 3 and the plan's name; wrong results are printed
+// and make its status 2.
 #include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
@@ -33,12 +35,13 @@ namespace {
 using testing::require_cuda;
 
 constexpr uint64_t kColdBytes = uint64_t{420} << 20;
-constexpr int kRepeats = 7;
+constexpr int kRepeats = 5;
 constexpr int kLaunches = 16;
 constexpr uint64_t kBaseRows = 1024;  // random ones; the matrix repeats them
 constexpr uint64_t kMostTokens = 256;
-constexpr uint64_t kTokens[] = {256, 128, 64, 32,
-                                16,  8,   1};  // descending: the first result of an order of the sum is compared later
+constexpr uint64_t kTokens[] = {256, 128, 64, 48,
+                                32,  16,  8,  1};  // descending: the first result of an order of the sum is compared later
+constexpr uint64_t kFewestCutTokens = 64;          // from here on every cut of the warpgroup kernel is tried
 
 struct Shape {
   uint64_t n, k;
@@ -282,7 +285,7 @@ class Baseline {
   decltype(&cublasSetWorkspace_v2) set_workspace_ = nullptr;
 };
 
-/// Every plan worth timing for this shape.
+/// Every plan worth timing for this shape, each once. For few tokens only what plan_gemm makes.
 std::vector<GemmPlan> candidates(const DeviceTraits& device, const Shape& shape, uint64_t m) {
   std::vector<GemmPlan> plans;
   const auto add = [&](const Result<GemmPlan>& plan) {
@@ -293,15 +296,29 @@ std::vector<GemmPlan> candidates(const DeviceTraits& device, const Shape& shape,
     plans.push_back(*plan);
   };
   GemmRequest request{shape.n, shape.k, m, true, true};
+  add(plan_gemm(device, request));
   request.kernel = GemmKernel::kBulk;
   add(plan_gemm(device, request));
   request.kernel = GemmKernel::kWgmma;
   add(plan_gemm(device, request));
-  for (const uint32_t units_per_warp : {1U, 2U}) {
+  if (m < kFewestCutTokens) return plans;
+  constexpr std::pair<uint32_t, uint32_t> kWarpgroups[] = {{4, 1}, {2, 2}, {2, 1}};
+  for (const auto& [warpgroups, units_per_warp] : kWarpgroups) {
     for (const uint32_t splits : {1U, 2U, 4U}) {
-      for (const uint32_t sharing : {1U, 2U, 4U}) {
-        for (const uint32_t tiles : {0U, 1U, 2U}) {
-          add(plan_wgmma(device, request, {4 / units_per_warp, units_per_warp, splits, sharing, tiles, 0}));
+      for (const uint32_t sharing : {1U, 2U}) {
+        for (const uint32_t tiles : {1U, 2U, 4U}) {
+          for (const uint32_t token_block : {64U, 128U, 256U}) {
+            if (token_block > 64 && token_block / 2 >= m) continue;  // twice what is needed
+            if (token_block < std::min<uint64_t>(m, 128)) continue;
+            WgmmaCut cut{warpgroups, units_per_warp, splits, sharing, tiles, 0, token_block};
+            add(plan_wgmma(device, request, cut));
+            cut.token_blocks_at_once = true;
+            add(plan_wgmma(device, request, cut));
+            if (sharing != 1 || tiles > 2) continue;
+            cut.token_blocks_at_once = false;
+            cut.tensor_weights = false;
+            add(plan_wgmma(device, request, cut));
+          }
         }
       }
     }
@@ -315,8 +332,8 @@ class Checker {
   explicit Checker(const Shape& shape) : shape_(shape) {}
   void set_reference(const Buffer& y, uint64_t m) { reference_ = download(y, m); }
 
-  /// Ends the program when y differs from the reference by more than rounding, or by a bit from a plan with the same order.
-  void check(const GemmPlan& plan, const Buffer& y, uint64_t m) {
+  /// Whether y differs from the reference by rounding at most, and by no bit from a plan with the same order.
+  [[nodiscard]] bool is_right(const GemmPlan& plan, const Buffer& y, uint64_t m) {
     const std::vector<uint16_t> got = download(y, m);
     double square = 0;
     for (size_t i = 0; i < got.size(); i += 97) square += std::pow(testing::value_of(reference_[i]), 2);
@@ -325,13 +342,16 @@ class Checker {
       if (got[i] == reference_[i]) continue;
       const double a = testing::value_of(got[i]);
       const double b = testing::value_of(reference_[i]);
-      if (!(std::abs(a - b) <= std::ldexp(std::max(std::abs(a), std::abs(b)), -7) + 1e-3 * typical)) die(plan, m, i, a, b);
+      if (!(std::abs(a - b) <= std::ldexp(std::max(std::abs(a), std::abs(b)), -7) + 1e-3 * typical))
+        return report(plan, m, i, a, b);
     }
-    auto& first = first_[{plan.kernel == GemmKernel::kWgmma, plan.splits, plan.slices}];
+    const bool turns = plan.kernel == GemmKernel::kWgmma && plan.warp_slices() > 1;
+    auto& first = first_[{plan.kernel == GemmKernel::kWgmma, plan.splits, plan.slices, turns ? plan.tiles_per_stage : 0}];
     if (first.empty()) first = got;
     for (size_t i = 0; i < std::min(first.size(), got.size()); ++i) {
-      if (first[i] != got[i]) die(plan, m, i, testing::value_of(got[i]), testing::value_of(first[i]));
+      if (first[i] != got[i]) return report(plan, m, i, testing::value_of(got[i]), testing::value_of(first[i]));
     }
+    return true;
   }
 
  private:
@@ -340,23 +360,49 @@ class Checker {
     require_cuda(cudaMemcpy(words.data(), y.data(), words.size() * 2, cudaMemcpyDeviceToHost), "download");
     return words;
   }
-  [[noreturn]] void die(const GemmPlan& plan, uint64_t m, size_t i, double got, double want) const {
+  bool report(const GemmPlan& plan, uint64_t m, size_t i, double got, double want) const {
     std::printf("WRONG %s, m %llu: token %llu, row %llu: got %g, want %g\n", plan.to_string().c_str(),
                 static_cast<unsigned long long>(m), static_cast<unsigned long long>(i / shape_.n),
                 static_cast<unsigned long long>(i % shape_.n), got, want);
     std::fflush(stdout);
-    _exit(2);
+    return false;
   }
   Shape shape_;
   std::vector<uint16_t> reference_;
-  std::map<std::tuple<bool, uint32_t, uint32_t>, std::vector<uint16_t>> first_;
+  std::map<std::tuple<bool, uint32_t, uint32_t, uint32_t>, std::vector<uint16_t>> first_;
 };
 
 struct Options {
   bool check_only = false;
+  bool copies_by_unit = false;  // leave out the plans that load weights by tensor copies
   std::string cublas = "libcublas.so.13", cublaslt = "libcublasLt.so.13";
   std::optional<Shape> shape;
   uint64_t tokens = 0;
+};
+
+/// The best of each kind for a shape and number of tokens, and what plan_gemm chose.
+struct Summary {
+  struct Best {
+    double us = 0;
+    std::string plan;
+  };
+  Shape shape;
+  uint64_t m;
+  double blas;
+  Best bulk{}, wgmma{}, chosen{};
+
+  void add(const GemmPlan& plan, double us) {
+    if (chosen.us == 0) chosen = {us, plan.to_string()};  // plan_gemm's own is the first
+    Best& best = plan.kernel == GemmKernel::kWgmma ? wgmma : bulk;
+    if (best.us == 0 || us < best.us) best = {us, plan.to_string()};
+  }
+  void print() const {
+    const double best = bulk.us == 0 ? wgmma.us : wgmma.us == 0 ? bulk.us : std::min(bulk.us, wgmma.us);
+    std::printf("%5llux%-5llu %3llu | %6.1f | %6.1f | %6.1f | %6.1f %5.3f %s| best %5.3f | %s\n",
+                static_cast<unsigned long long>(shape.n), static_cast<unsigned long long>(shape.k),
+                static_cast<unsigned long long>(m), blas, bulk.us, wgmma.us, chosen.us, blas / chosen.us,
+                chosen.us > best * 1.02 ? "SLOWER " : "", blas / best, wgmma.plan.c_str());
+  }
 };
 
 class Tuner {
@@ -394,17 +440,22 @@ class Tuner {
         lt = baseline_->time_best_lt(shape, weights, device_x.data(), y.data(), m);
       }
       const double best_blas = lt == 0 ? ex : ex == 0 ? lt : std::min(ex, lt);
+      Summary summary{shape, m, best_blas};
       if (baseline_ != nullptr) {
         std::printf("%llux%llu m %llu | cublas %.1f us, lt %.1f us\n", static_cast<unsigned long long>(shape.n),
                     static_cast<unsigned long long>(shape.k), static_cast<unsigned long long>(m), ex, lt);
       }
       for (const GemmPlan& plan : candidates(device_.traits, shape, m)) {
+        if (options_.copies_by_unit && plan.tensor_weights) continue;
         require_cuda(cudaMemset(y.data(), 0xA5, y.bytes()), "poison");
         GemmPlan alone = plan;
         alone.overlap_previous = false;
         launch(alone, 0, m, nullptr);
         wait_or_die(nullptr, alone.to_string());
-        checker.check(plan, y, m);
+        if (!checker.is_right(plan, y, m)) {
+          ++wrong_;
+          continue;
+        }
         if (options_.check_only) {
           std::printf("right m %llu %s\n", static_cast<unsigned long long>(m), plan.to_string().c_str());
           continue;
@@ -414,12 +465,24 @@ class Tuner {
         std::printf("%llux%llu m %llu | %7.1f us | %5.3f | %5.0f GB/s | %s\n", static_cast<unsigned long long>(shape.n),
                     static_cast<unsigned long long>(shape.k), static_cast<unsigned long long>(m), us, best_blas / us,
                     static_cast<double>(weights.coded_bytes()) / 1000.0 / us, plan.to_string().c_str());
+        summary.add(plan, us);
       }
+      if (!options_.check_only) summaries_.push_back(summary);
       std::fflush(stdout);
     }
   }
 
+  [[nodiscard]] int wrong() const { return wrong_; }
+
+  void print_summaries() {
+    std::stable_sort(summaries_.begin(), summaries_.end(), [](const Summary& a, const Summary& b) { return a.m > b.m; });
+    std::printf("  shape     m   | cuBLAS | bulk   | wgmma  | chosen us, ratio | best   | best wgmma\n");
+    for (const Summary& summary : summaries_) summary.print();
+  }
+
  private:
+  std::vector<Summary> summaries_;
+  int wrong_ = 0;
   const Options& options_;
   const GemmDevice& device_;
   std::unique_ptr<Baseline> baseline_;
@@ -457,12 +520,13 @@ int run(const Options& options) {
   } else {
     for (const Shape& shape : kShapes) tuner.tune(shape);
   }
-  std::printf("done\n");
-  return 0;
+  tuner.print_summaries();
+  std::printf("done, %d wrong\n", tuner.wrong());
+  return tuner.wrong() == 0 ? 0 : 2;
 }
 
 int usage() {
-  std::printf("gemm_tune [--check] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]\n");
+  std::printf("gemm_tune [--check] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]\n");
   return 1;
 }
 
@@ -475,6 +539,10 @@ int main(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--check") {
       options.check_only = true;
+      continue;
+    }
+    if (name == "--copies-by-unit") {
+      options.copies_by_unit = true;
       continue;
     }
     if (i + 1 == argc) return weightd::kernels::usage();
