@@ -13,7 +13,9 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Version version_of(const ipc::HelloReply& hello) { return {hello.build, hello.protocol_version, hello.backend, hello.pid}; }
+Version version_of(const ipc::HelloReply& hello) {
+  return {hello.build, hello.protocol_version, hello.backend, hello.pid, hello.backend_reason};
+}
 
 Model model_of(ipc::ModelSummary summary) {
   Model model;

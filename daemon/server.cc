@@ -574,6 +574,7 @@ std::vector<ipc::ModelSummary> Server::State::models(Role role) const {
 ipc::StatusReply Server::State::status() const {
   ipc::StatusReply reply;
   reply.version = hello();
+  reply.version.backend_reason = bounded_text(keeper_.devices().why);
   reply.uptime_ms = static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() - started_).count());
   reply.devices = keeper_.registry().devices();
   reply.models = models(Role::kControl);

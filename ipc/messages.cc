@@ -48,6 +48,7 @@ void put(wire::HelloReply::Builder to, const HelloReply& from) {
   to.setBackend(text_reader(from.backend));
   to.setInstance(from.instance);
   to.setPid(from.pid);
+  to.setBackendReason(text_reader(from.backend_reason));
 }
 
 void put(wire::EncodingSum::Builder to, const EncodingSum& from) {
@@ -312,6 +313,7 @@ HelloReply get_hello(FieldDecoder& fields, wire::HelloReply::Reader from) {
   to.backend = get_text(fields, from.getBackend(), "hello.backend");
   to.instance = from.getInstance();
   to.pid = from.getPid();
+  to.backend_reason = get_text(fields, from.getBackendReason(), "hello.backendReason");
   return to;
 }
 

@@ -106,7 +106,7 @@ struct Request {
 };
 
 // Responses
-struct HelloReply { std::string build; uint16_t protocol_version = 0; std::string backend; uint64_t instance = 0; int32_t pid = 0; };
+struct HelloReply { std::string build; uint16_t protocol_version = 0; std::string backend; uint64_t instance = 0; int32_t pid = 0; std::string backend_reason{}; };
 struct ModelsReply { std::vector<ModelSummary> models; };
 struct AcquiredReply {
   uint64_t lease = 0;

@@ -53,6 +53,7 @@ struct HelloReply {
   backend @2 :Text;         # "host" or "cuda"
   instance @3 :UInt64;      # random per daemon process: another one means that the daemon restarted
   pid @4 :Int32;
+  backendReason @5 :Text;   # in status: why "auto" chose it; else empty
 }
 
 # lost: the legacy transport's owner died, and the memory with it; leases on it stand until they are released.

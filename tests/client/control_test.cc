@@ -38,6 +38,7 @@ ipc::ModelSummary a_model() {
   model.progress_bytes = 13;
   model.lease_count = 14;
   model.orphan_count = 15;
+  model.encodings = {{"f12", 16, 17, 18}};
   return model;
 }
 
@@ -88,11 +89,16 @@ void expect_the_model(const control::Model& model) {
   EXPECT_EQ(model.progress_bytes, 13U);
   EXPECT_EQ(model.lease_count, 14U);
   EXPECT_EQ(model.orphan_count, 15U);
+  ASSERT_EQ(model.encodings.size(), 1U);
+  EXPECT_EQ(model.encodings[0].encoding, "f12");
+  EXPECT_EQ(model.encodings[0].tensors, 16U);
+  EXPECT_EQ(model.encodings[0].logical_bytes, 17U);
+  EXPECT_EQ(model.encodings[0].resident_bytes, 18U);
 }
 
 ipc::StatusReply a_status() {
   ipc::StatusReply status;
-  status.version = {"1.2.3 (x)", 1, "host", 5, 77};
+  status.version = {"1.2.3 (x)", 1, "host", 5, 77, "auto: no GPU"};
   status.uptime_ms = 31;
   status.rss_bytes = 32;
   status.session_count = 33;
@@ -110,8 +116,22 @@ ipc::StatusReply a_status() {
   device.orphan_bytes = 46;
   device.loading_bytes = 47;
   device.free_bytes = 48;
+  device.fd_only_bytes = 49;
   status.devices = {device};
   return status;
+}
+
+ipc::GpuSummary a_gpu() {
+  ipc::GpuSummary gpu;
+  gpu.uuid = "GPU-1";
+  gpu.name = "H200";
+  gpu.problem = "hot";
+  gpu.total_bytes = 71;
+  gpu.used_bytes = 72;
+  gpu.free_bytes = 73;
+  gpu.nvml_known = true;
+  gpu.persistence = 1;
+  return gpu;
 }
 
 /// Answers everything with known values; keeps the last request.
@@ -131,6 +151,13 @@ class Control : public testing::Test {
       daemon.reply(session, request.id, ipc::VersionReply{{"1.2.3 (x)", 1, "host", 5, 77}});
     } else if (std::holds_alternative<ipc::StatusRequest>(request.body)) {
       daemon.reply(session, request.id, a_status());
+    } else if (std::holds_alternative<ipc::MemoryRequest>(request.body)) {
+      daemon.reply(session, request.id, ipc::MemoryReply{a_status(), {a_lease()}, {a_gpu()}, "no NVML"});
+    } else if (std::holds_alternative<ipc::DoctorRequest>(request.body)) {
+      daemon.reply(session, request.id,
+                   ipc::DoctorReply{{{"a", ipc::CheckSummary::Level::kGood, "b", ""},
+                                     {"c", ipc::CheckSummary::Level::kWarning, "d", "e"},
+                                     {"f", ipc::CheckSummary::Level::kFailure, "g", "h"}}});
     } else if (std::holds_alternative<ipc::LeasesRequest>(request.body)) {
       daemon.reply(session, request.id, ipc::LeasesReply{{a_lease(), a_lease()}});
     } else if (std::holds_alternative<ipc::LoadRequest>(request.body)) {
@@ -157,6 +184,46 @@ TEST_F(Control, Version) {
   EXPECT_EQ(version.protocol_version, 1);
   EXPECT_EQ(version.backend, "host");
   EXPECT_EQ(version.pid, 77);
+}
+
+TEST_F(Control, Memory) {
+  const control::Memory memory = connect().memory().value();
+  EXPECT_EQ(memory.status.version.backend_reason, "auto: no GPU");
+  ASSERT_EQ(memory.status.devices.size(), 1U);
+  EXPECT_EQ(memory.status.devices[0].fd_only_bytes, 49U);
+  ASSERT_EQ(memory.status.models.size(), 1U);
+  expect_the_model(memory.status.models[0]);
+  ASSERT_EQ(memory.leases.size(), 1U);
+  expect_the_lease(memory.leases[0]);
+  ASSERT_EQ(memory.gpus.size(), 1U);
+  EXPECT_EQ(memory.gpus[0].uuid, "GPU-1");
+  EXPECT_EQ(memory.gpus[0].name, "H200");
+  EXPECT_EQ(memory.gpus[0].problem, "hot");
+  EXPECT_EQ(memory.gpus[0].total_bytes, 71U);
+  EXPECT_EQ(memory.gpus[0].used_bytes, 72U);
+  EXPECT_EQ(memory.gpus[0].free_bytes, 73U);
+  EXPECT_TRUE(memory.gpus[0].nvml_known);
+  EXPECT_EQ(memory.gpus[0].persistence, 1);
+  EXPECT_EQ(memory.problem, "no NVML");
+}
+
+TEST_F(Control, Doctor) {
+  const std::vector<control::Check> checks = connect().doctor().value();
+  ASSERT_EQ(checks.size(), 3U);
+  EXPECT_EQ(checks[0].level, "good");
+  EXPECT_EQ(checks[1].name, "c");
+  EXPECT_EQ(checks[1].level, "warning");
+  EXPECT_EQ(checks[1].detail, "d");
+  EXPECT_EQ(checks[1].advice, "e");
+  EXPECT_EQ(checks[2].level, "failure");
+}
+
+TEST_F(Control, LoadTakesATransport) {
+  EXPECT_TRUE(connect().load("m", "/m.wpk", "GPU-1", milliseconds(0)).ok());
+  EXPECT_EQ(std::get<ipc::LoadRequest>(last_.body).transport, "fd");
+  EXPECT_TRUE(connect().load("m", "/m.wpk", "GPU-1", milliseconds(0), "legacy").ok());
+  EXPECT_EQ(std::get<ipc::LoadRequest>(last_.body).transport, "legacy");
+  EXPECT_EQ(connect().load("m", "/m.wpk", "GPU-1", milliseconds(0), "pigeon").status().code(), StatusCode::kInvalidArgument);
 }
 
 TEST_F(Control, Status) {

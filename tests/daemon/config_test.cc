@@ -212,6 +212,21 @@ TEST(Config, CO_120_DeepNestingIsRefused) {
   EXPECT_NE(refusal("model = " + std::string(100'000, '[') + std::string(100'000, ']') + "\n"), "accepted");
 }
 
+TEST(Config, AModelMayNameItsTransport) {
+  EffectiveConfig config;
+  const Status status =
+      parse_config("[[model]]\nname = \"a\"\npath = \"a.wpk\"\n[[model]]\nname = \"b\"\npath = \"b.wpk\"\ntransport = \"legacy\"\n",
+                   "/etc/weightd/weightd.toml", config);
+  ASSERT_TRUE(status.ok()) << status.message();
+  ASSERT_EQ(config.values.models.size(), 2U);
+  EXPECT_EQ(config.values.models[0].transport, "fd");
+  EXPECT_EQ(config.values.models[1].transport, "legacy");
+  EXPECT_NE(print_config(config).find("path = \"/etc/weightd/b.wpk\"\ntransport = \"legacy\"\n"), std::string::npos);
+  EffectiveConfig wrong;
+  EXPECT_EQ(parse_config("[[model]]\nname = \"a\"\npath = \"a.wpk\"\ntransport = \"shm\"\n", "/w.toml", wrong).message(),
+            "/w.toml:1: [[model]]: key 'transport' is 'shm', allowed are fd|legacy");
+}
+
 TEST(Config, CO_134_EachSourceWinsOverTheOneBefore) {
   Sources s;
   s.environment["WEIGHTD_MAX_JOBS"] = "4";

@@ -121,6 +121,7 @@ TEST(ScriptedGpus, AutoServesEveryUsableGpuAndSaysSo) {
   Scripted daemon(kTwoGpus + "gpu GPU-c\ntotal 4096\nproblem no virtual memory management\n");
   const ipc::StatusReply status = daemon.status();
   EXPECT_EQ(status.version.backend, "cuda");
+  EXPECT_EQ(status.version.backend_reason, "auto: 2 usable GPUs");
   ASSERT_EQ(status.devices.size(), 2U);
   EXPECT_EQ(status.devices[0].uuid, "GPU-a");
   EXPECT_EQ(status.devices[0].name, "Scripted GPU");
@@ -134,6 +135,7 @@ TEST(ScriptedGpus, AutoServesEveryUsableGpuAndSaysSo) {
   const auto hello = worker.get<ipc::HelloReply>(ipc::HelloRequest{"1", "w"});
   ASSERT_TRUE(hello.ok());
   EXPECT_EQ(hello->backend, "cuda");
+  EXPECT_EQ(hello->backend_reason, "") << "for administrators";
 }
 
 TEST(ScriptedGpus, TheBudgetIsPerDeviceAndNeverMoreThanItHas) {

