@@ -56,6 +56,9 @@ Arguments parse_arguments(int argc, const char* const* argv) {
       "weightd keeps LLM weights resident, compressed and shared.\n"
       "Every option below is also a key of the configuration file and an environment variable (WEIGHTD_<KEY>);\n"
       "the command line wins over the environment, the environment over the file.");
+  app.footer(
+      "Exit status: 0 stopped as asked; 1 failed; 2 wrong command line; 69 backend cuda and no usable GPU;\n"
+      "78 wrong configuration.");
   bool version = false, check = false, print = false;
   std::string config_file;
   app.add_flag("--version", version, "print the version and exit");

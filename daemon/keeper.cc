@@ -271,7 +271,6 @@ void Keeper::end_owner(GenerationId generation, const Status& status) {
   if (status.ok()) {
     give_back(generation);
   } else {
-    log_.error("generation " + std::to_string(generation) + " is lost: " + status.message());
     Effects effects;
     registry_.owner_lost(generation, status.message(), effects);
     apply(std::move(effects));

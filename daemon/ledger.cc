@@ -88,6 +88,8 @@ Ledger::Verdict Ledger::reserve(GenerationId generation, const std::string& uuid
   const uint64_t obtainable = obtainable_bytes(uuid);
   if (bytes <= obtainable) {
     reservations_[generation] = {uuid, bytes, Phase::kLoading};
+    // What is promised here is taken soon, and may not show in what the system said before.
+    if (const auto available = available_.find(uuid); available != available_.end()) available->second -= bytes;
     return Verdict::kAdmitted;
   }
   return bytes - obtainable <= sums(uuid).ending_bytes ? Verdict::kLater : Verdict::kRefused;

@@ -44,7 +44,8 @@ class Ledger {
   [[nodiscard]] uint64_t free_bytes(const std::string& uuid) const;  // budget minus every reservation; 0 when overdrawn
 
   void set_budget(const std::string& uuid, uint64_t budget_bytes);
-  /// What the operating system or the driver says is obtainable there right now, if that is known: an upper limit beside the budget.
+  /// What the operating system or the driver says is obtainable there right now, if that is known: an upper limit beside the
+  /// budget. Reservations made after it lower it.
   void set_available(const std::string& uuid, std::optional<uint64_t> bytes);
 
   /// Reserves for `generation`, which has no reservation yet (WEIGHTD_CHECK), when it is kAdmitted. The device exists

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/prober.h"
 
+#include <algorithm>
 #include <boost/asio/post.hpp>
 #include <utility>
 
@@ -16,19 +17,56 @@ void Prober::ask(const std::string& loader_path, bool deep, milliseconds limit, 
       return;
     }
   }
-  // One that answered is on its way out; one that was killed and is still there hangs in the driver, and so would the next.
-  for (const auto& run : runs_) {
-    if (run->job->killed()) {
-      return refuse(std::move(answer), Status::unavailable("the process that asked the GPU driver before (pid " +
-                                                           std::to_string(run->job->pid()) + ") was killed and still hangs in it"));
-    }
+  if (killed_run() != nullptr) return postpone(loader_path, deep, limit, std::move(answer));
+  start(loader_path, deep, limit, std::move(answer));
+}
+
+/// One that was killed is gone in a moment, unless it hangs in the driver, and then so would the next.
+const Prober::Run* Prober::killed_run() const {
+  const auto it = std::find_if(runs_.begin(), runs_.end(), [](const auto& run) { return run->job->killed(); });
+  return it == runs_.end() ? nullptr : it->get();
+}
+
+void Prober::postpone(const std::string& loader_path, bool deep, milliseconds limit, Answer answer) {
+  const auto question = std::make_shared<Question>(io_);
+  question->loader_path = loader_path;
+  question->deep = deep;
+  question->limit = limit;
+  question->answer = std::move(answer);
+  postponed_.push_back(question);
+  question->timer.expires_after(limit);
+  question->timer.async_wait([this, question](const error_code& error) {
+    if (error || question->settled) return;
+    question->settled = true;
+    std::erase(postponed_, question);
+    const Run* run = killed_run();
+    question->answer(Status::unavailable("the process that asked the GPU driver before (pid " +
+                                         std::to_string(run == nullptr ? 0 : run->job->pid()) +
+                                         ") was killed and still hangs in it"));
+  });
+}
+
+void Prober::ask_postponed() {
+  if (killed_run() != nullptr) return;
+  const std::vector<std::shared_ptr<Question>> questions = std::move(postponed_);
+  postponed_.clear();
+  for (const auto& question : questions) {
+    question->settled = true;
+    question->timer.cancel();
+    ask(question->loader_path, question->deep, question->limit, std::move(question->answer));
   }
+}
+
+void Prober::start(const std::string& loader_path, bool deep, milliseconds limit, Answer answer) {
   const auto run = std::make_shared<Run>(io_);
   run->deep = deep;
   ipc::Job message;
   message.kind = ipc::ProbeJob{deep};
   auto job = LoaderJob::start(io_, {loader_path, 2 * limit + milliseconds(1'000)}, message, {}, callbacks(run));
-  if (!job.ok()) return refuse(std::move(answer), job.status());
+  if (!job.ok()) {
+    boost::asio::post(io_, [answer = std::move(answer), why = job.status()] { answer(why); });
+    return;
+  }
   run->job = *std::move(job);
   run->waiting.push_back(std::move(answer));
   runs_.push_back(run);
@@ -53,12 +91,9 @@ LoaderJob::Callbacks Prober::callbacks(const std::shared_ptr<Run>& run) {
     if (self == nullptr) return;
     runs_.remove(self);
     finish(*self, status.ok() ? Status::internal("the loader ended without an answer") : status);
+    ask_postponed();
   };
   return callbacks;
-}
-
-void Prober::refuse(Answer answer, const Status& why) {
-  boost::asio::post(io_, [answer = std::move(answer), why] { answer(why); });
 }
 
 void Prober::finish(Run& run, const Result<ipc::ProbeReply>& reply) {
@@ -71,6 +106,11 @@ void Prober::finish(Run& run, const Result<ipc::ProbeReply>& reply) {
 }
 
 void Prober::stop() {
+  for (const auto& question : postponed_) {
+    question->settled = true;
+    question->timer.cancel();
+  }
+  postponed_.clear();
   for (const auto& run : runs_) {
     run->answered = true;
     run->timer.cancel();

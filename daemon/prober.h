@@ -26,7 +26,7 @@ class Prober {
   Prober& operator=(const Prober&) = delete;
 
   /// `answer` comes once, from the event loop. kDeadlineExceeded: no answer within `limit`, the child is killed. kUnavailable: a
-  /// child that was killed before still hangs, so none is started. Else why the child failed.
+  /// child that was killed before has not ended within `limit`, so it hangs in the driver, and none is started. Else why the child failed.
   void ask(const std::string& loader_path, bool deep, std::chrono::milliseconds limit, Answer answer);
   /// Kills the children; nothing is answered any more.
   void stop();
@@ -39,12 +39,25 @@ class Prober {
     std::vector<Answer> waiting;
     explicit Run(boost::asio::io_context& io) : timer(io) {}
   };
+  /// Asked while a child that was killed is still there.
+  struct Question {
+    std::string loader_path;
+    bool deep = false, settled = false;
+    std::chrono::milliseconds limit{};
+    Answer answer;
+    boost::asio::steady_timer timer;
+    explicit Question(boost::asio::io_context& io) : timer(io) {}
+  };
+  void start(const std::string& loader_path, bool deep, std::chrono::milliseconds limit, Answer answer);
+  void postpone(const std::string& loader_path, bool deep, std::chrono::milliseconds limit, Answer answer);
+  void ask_postponed();
+  [[nodiscard]] const Run* killed_run() const;
   LoaderJob::Callbacks callbacks(const std::shared_ptr<Run>& run);
-  void refuse(Answer answer, const Status& why);
   static void finish(Run& run, const Result<ipc::ProbeReply>& reply);
 
   boost::asio::io_context& io_;
   std::list<std::shared_ptr<Run>> runs_;  // until their process is gone
+  std::vector<std::shared_ptr<Question>> postponed_;
 };
 
 }  // namespace weightd::daemon

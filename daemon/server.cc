@@ -461,8 +461,13 @@ void Server::State::on_scrubbed(const Ticket& ticket, Result<ipc::VerifiedReply>
 void Server::State::on_notice(const Notice& notice) {
   const bool published = notice.kind == Notice::Kind::kPublished;
   if (notice.kind == Notice::Kind::kLost) {
-    log_.error("model '" + printable(notice.model.name) + "' is lost: generation " + std::to_string(notice.generation) + ", " +
-               std::to_string(notice.sessions.size()) + " connections hold it; unload it and load it again");
+    const std::string line = "model '" + printable(notice.model.name) + "', generation " + std::to_string(notice.generation) +
+                             ": " + printable(notice.model.failure, 400) + "; " + std::to_string(notice.sessions.size()) +
+                             " connections hold it";
+    if (stopping_)
+      log_.info(line);
+    else
+      log_.error(line + "; unload it and load it again");
   }
   if (published) {
     log_.info("model '" + printable(notice.model.name) + "' published: generation " + std::to_string(notice.generation) + ", " +

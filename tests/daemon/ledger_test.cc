@@ -56,6 +56,16 @@ TEST(Ledger, WaitsForWhatIsEndingOnlyIfThatSuffices) {
   EXPECT_EQ(l.reserve(3, "host", 5 * kGiB), Verdict::kAdmitted);
 }
 
+TEST(Ledger, CO_092_WhatIsPromisedIsNotAvailableTwice) {
+  Ledger l = ledger();
+  l.set_available("host", 5 * kGiB);
+  EXPECT_EQ(l.reserve(1, "host", 3 * kGiB), Verdict::kAdmitted);
+  EXPECT_EQ(l.reserve(2, "host", 3 * kGiB), Verdict::kRefused) << "7 GiB of the budget are free, and 2 GiB are there";
+  EXPECT_EQ(l.reserve(2, "host", 2 * kGiB), Verdict::kAdmitted);
+  l.set_available("host", 3 * kGiB);  // both have their memory now
+  EXPECT_EQ(l.reserve(3, "host", 3 * kGiB), Verdict::kAdmitted);
+}
+
 TEST(Ledger, CO_092_WhatTheSystemHasLeftIsAnUpperLimit) {
   Ledger l = ledger();
   l.set_available("host", 2 * kGiB);

@@ -360,6 +360,38 @@ TEST(ScriptedGpus, MemoryAnswersInTimeWhenTheDriverHangsAndHoldsUpNobody) {
   daemon.no_children();
 }
 
+TEST(ScriptedGpus, AHangIsForgottenOnceTheDriverAnswersAgain) {
+  Scripted daemon(kOneGpu + "hang-shallow\n", "nvml_timeout_ms = 100\n");
+  EXPECT_NE(daemon.memory().problem, "");
+  daemon.script(kOneGpu);
+  EXPECT_EQ(daemon.memory().problem, "") << "also right behind the one that was killed";
+}
+
+TEST(ScriptedGpus, AStopDoesNotWaitForTheDriver) {
+  Scripted daemon(kOneGpu + "hang-shallow\n", "nvml_timeout_ms = 600000\n");
+  RawPeer admin(daemon->control_socket());
+  admin.send({admin.next_id(), ipc::MemoryRequest{}});
+  admin.send({admin.next_id(), ipc::DoctorRequest{}});
+  ASSERT_TRUE(RawPeer::as<ipc::StatusReply>(admin.ask(ipc::StatusRequest{})).ok());  // the others have been taken up
+  EXPECT_EQ(daemon->stop(), 0);
+}
+
+TEST(ScriptedGpus, ALoadThatIsTakenBackWhileTheDriverIsAsked) {
+  Scripted daemon(kOneGpu + "hang-shallow\n", "nvml_timeout_ms = 600000\n");
+  RawPeer admin(daemon->control_socket());
+  const uint64_t load = admin.next_id();
+  admin.send({load, ipc::LoadRequest{"m", *daemon / "m.wpk", "", 0}});
+  eventually("the driver is asked", [&] { return daemon->children().size() == 2; });
+  const auto unloaded = daemon.unload("m", 20'000);
+  ASSERT_TRUE(unloaded.ok()) << unloaded.status().message();
+  EXPECT_TRUE(unloaded->freed);
+  EXPECT_EQ(RawPeer::as<ipc::LoadedReply>(admin.answer_to(load)).status().code(), StatusCode::kCancelled);
+  for (const pid_t child : daemon->children()) ::kill(child, SIGKILL);  // the driver's answer, at last: none
+  daemon.no_children();
+  daemon.script(kOneGpu);
+  EXPECT_TRUE(daemon.load("m").ok());
+}
+
 TEST(ScriptedGpus, MemorySaysWhenNvmlIsMissing) {
   Scripted daemon(kOneGpu + "nvml 0\n");
   daemon.script("nvml-problem libnvidia-ml.so.1 is missing\n" + kOneGpu + "nvml 0\n");
