@@ -71,8 +71,8 @@ void find_memory(Entries& entries, CudaDriver& driver) {
   WEIGHTD_FIND_(ipc_get_mem_handle, cuIpcGetMemHandle);
   WEIGHTD_FIND_(ipc_open_mem_handle, cuIpcOpenMemHandle);
   WEIGHTD_FIND_(ipc_close_mem_handle, cuIpcCloseMemHandle);
-  WEIGHTD_FIND_(mem_host_alloc, cuMemHostAlloc);
-  WEIGHTD_FIND_(mem_free_host, cuMemFreeHost);
+  WEIGHTD_FIND_(mem_host_register, cuMemHostRegister);
+  WEIGHTD_FIND_(mem_host_unregister, cuMemHostUnregister);
 }
 
 void find_streams(Entries& entries, CudaDriver& driver) {

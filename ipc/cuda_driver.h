@@ -48,8 +48,8 @@ struct CudaDriver {
   decltype(&::cuIpcGetMemHandle) ipc_get_mem_handle = nullptr;
   decltype(&::cuIpcOpenMemHandle) ipc_open_mem_handle = nullptr;
   decltype(&::cuIpcCloseMemHandle) ipc_close_mem_handle = nullptr;
-  decltype(&::cuMemHostAlloc) mem_host_alloc = nullptr;
-  decltype(&::cuMemFreeHost) mem_free_host = nullptr;
+  decltype(&::cuMemHostRegister) mem_host_register = nullptr;
+  decltype(&::cuMemHostUnregister) mem_host_unregister = nullptr;
   decltype(&::cuMemcpyHtoDAsync) memcpy_htod_async = nullptr;
   decltype(&::cuMemcpyDtoH) memcpy_dtoh = nullptr;
   decltype(&::cuMemsetD8Async) memset_d8_async = nullptr;

@@ -43,7 +43,7 @@ class Backend {
   /// Reserves all chunks, zeroed. kResourceExhausted: nothing stays allocated.
   virtual Status allocate(const std::vector<uint64_t>& chunk_bytes) = 0;
 
-  /// How many pieces may be between stage() and retire() at once; at least 1.
+  /// How many pieces may be between stage() and retire() at once; at least 1. After allocate().
   [[nodiscard]] virtual uint32_t max_pieces() const = 0;
   /// Memory to read the arena's bytes [offset, offset + size) into; size is 1 to kPieceBytes. Waits for earlier copies at most,
   /// never for another piece's retire().

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "daemon/loader/pinned_memory.h"
 #include "ipc/vmm.h"
 #include "kernels/f12_check.h"
 #include "store/f12.h"
@@ -23,6 +24,7 @@ using Current = ipc::PrimaryContext::Current;
 
 constexpr uint64_t kResults = 512;  // of one round of launches: at 1 MiB a result, a fraction of a millisecond
 constexpr std::chrono::milliseconds kBetweenAttempts{50};
+constexpr uint64_t kFewestPieces = 8;  // small sections are pieces of their own
 
 class CudaBackend final : public Backend {
  public:
@@ -34,7 +36,7 @@ class CudaBackend final : public Backend {
 
   uint64_t granularity_bytes() const override { return granularity_; }
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override;
-  uint32_t max_pieces() const override { return options_.max_pieces; }
+  uint32_t max_pieces() const override { return static_cast<uint32_t>(slots_.size()); }
   Result<Piece> stage(uint64_t offset_bytes, uint64_t size_bytes) override;
   Status upload(const Piece& piece) override;
   void retire(const Piece& piece) override;
@@ -46,7 +48,7 @@ class CudaBackend final : public Backend {
  private:
   /// Pinned memory for one piece, and the end of the copy that reads it.
   struct Slot {
-    void* memory = nullptr;
+    std::byte* memory = nullptr;
     CUevent copied = nullptr;
   };
 
@@ -57,8 +59,8 @@ class CudaBackend final : public Backend {
   Result<std::vector<uint64_t>> take_results(uint64_t count) const;
   Status try_allocate(const std::vector<uint64_t>& chunk_bytes);
   Status no_room(uint64_t needed, const Status& last) const;
+  Status make_ring(uint64_t arena_bytes);
   Result<uint32_t> take_slot();
-  Result<uint32_t> make_slot(std::unique_lock<std::mutex>& lock);
   const std::byte* view(uint64_t offset) const { return reinterpret_cast<const std::byte*>(base_ + offset); }
   kernels::F12DeviceMatrix matrix(const F12Planes& planes, uint64_t index) const;
   Status explain(const F12Planes& planes, uint64_t matrix, uint64_t unit) const;
@@ -79,20 +81,19 @@ class CudaBackend final : public Backend {
   CUdeviceptr base_ = 0;
   uint64_t size_bytes_ = 0;
 
-  std::mutex mutex_;  // of what follows
-  std::vector<Slot> slots_;
-  uint32_t slots_begun_ = 0;      // made, or being made
-  std::deque<uint32_t> retired_;  // oldest copy first
+  PinnedMemory ring_;
+  std::vector<Slot> slots_;  // of the ring
+
+  std::mutex mutex_;              // of what follows
+  std::deque<uint32_t> retired_;  // slots to be used again, oldest copy first
 };
 
 CudaBackend::~CudaBackend() {
   if (stream_ == nullptr) return;
   const Current current(context_);
   (void)driver_.stream_synchronize(stream_);
-  for (const Slot& slot : slots_) {
-    driver_.event_destroy(slot.copied);
-    driver_.mem_free_host(slot.memory);
-  }
+  for (const Slot& slot : slots_) driver_.event_destroy(slot.copied);
+  ring_ = PinnedMemory();
   if (results_ != 0) driver_.mem_free(results_);
   driver_.stream_destroy(stream_);
   legacy_arena_ = ipc::LegacyArena();
@@ -151,6 +152,7 @@ Status CudaBackend::allocate(const std::vector<uint64_t>& chunk_bytes) {
   WEIGHTD_RETURN_IF_ERROR(current.status());
   uint64_t needed = 0;
   for (const uint64_t bytes : chunk_bytes) needed += bytes;
+  if (slots_.empty()) WEIGHTD_RETURN_IF_ERROR(make_ring(needed));
   Status status = try_allocate(chunk_bytes);
   for (int attempt = 1; attempt < options_.attempts && needed <= gpu_.total_bytes; ++attempt) {
     if (status.code() != StatusCode::kResourceExhausted) break;
@@ -166,35 +168,29 @@ Status CudaBackend::allocate(const std::vector<uint64_t>& chunk_bytes) {
   return from(driver_.memset_d8_async(base_, 0, size_bytes_, stream_), "cuMemsetD8Async");  // before all copies, on their stream
 }
 
-/// Pinning takes its time; others go on meanwhile.
-Result<uint32_t> CudaBackend::make_slot(std::unique_lock<std::mutex>& lock) {
-  ++slots_begun_;
-  lock.unlock();
-  Slot slot;
-  Status status = from(driver_.mem_host_alloc(&slot.memory, kPieceBytes, 0), "cuMemHostAlloc");
-  if (status.ok()) {
-    status = from(driver_.event_create(&slot.copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING), "cuEventCreate");
-    if (!status.ok()) driver_.mem_free_host(slot.memory);
+Status CudaBackend::make_ring(uint64_t arena_bytes) {
+  const uint64_t wanted = std::max<uint64_t>(kFewestPieces, arena_bytes / kPieceBytes);
+  const auto pieces = static_cast<uint32_t>(std::min<uint64_t>(wanted, std::max(1U, options_.max_pieces)));
+  auto ring = PinnedMemory::make(driver_, pieces * kPieceBytes);
+  if (!ring.ok()) return ring.status().with_context("GPU " + gpu_.uuid);
+  ring_ = *std::move(ring);
+  for (uint32_t i = 0; i < pieces; ++i) {
+    CUevent copied = nullptr;
+    WEIGHTD_RETURN_IF_ERROR(from(driver_.event_create(&copied, CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING), "cuEventCreate"));
+    slots_.push_back({ring_.data() + i * kPieceBytes, copied});
+    retired_.push_back(i);
   }
-  lock.lock();
-  if (!status.ok()) {
-    --slots_begun_;
-    return status;
-  }
-  slots_.push_back(slot);
-  return static_cast<uint32_t>(slots_.size() - 1);
+  return {};
 }
 
 Result<uint32_t> CudaBackend::take_slot() {
   std::unique_lock<std::mutex> lock(mutex_);
-  const bool ready = !retired_.empty() && driver_.event_query(slots_[retired_.front()].copied) == CUDA_SUCCESS;
-  if (!ready && slots_begun_ < options_.max_pieces) return make_slot(lock);
   WEIGHTD_CHECK(!retired_.empty());  // the caller keeps to max_pieces
   const uint32_t index = retired_.front();
   retired_.pop_front();
-  const CUevent copied = slots_[index].copied;
   lock.unlock();
-  if (!ready) WEIGHTD_RETURN_IF_ERROR(from(driver_.event_synchronize(copied), "cuEventSynchronize"));
+  // An event that nothing was recorded into is over.
+  WEIGHTD_RETURN_IF_ERROR(from(driver_.event_synchronize(slots_[index].copied), "cuEventSynchronize"));
   return index;
 }
 
@@ -204,21 +200,15 @@ Result<Piece> CudaBackend::stage(uint64_t offset_bytes, uint64_t size_bytes) {
   const Current current(context_);
   WEIGHTD_RETURN_IF_ERROR(current.status());
   WEIGHTD_ASSIGN_OR_RETURN(const uint32_t slot, take_slot());
-  const std::lock_guard<std::mutex> lock(mutex_);
-  return Piece{offset_bytes, {static_cast<std::byte*>(slots_[slot].memory), size_bytes}, slot};
+  return Piece{offset_bytes, {slots_[slot].memory, size_bytes}, slot};
 }
 
 Status CudaBackend::upload(const Piece& piece) {
   const Current current(context_);
   WEIGHTD_RETURN_IF_ERROR(current.status());
-  CUevent copied = nullptr;
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    copied = slots_[piece.slot].copied;
-  }
   WEIGHTD_RETURN_IF_ERROR(from(
       driver_.memcpy_htod_async(base_ + piece.offset_bytes, piece.bytes.data(), piece.bytes.size(), stream_), "cuMemcpyHtoDAsync"));
-  return from(driver_.event_record(copied, stream_), "cuEventRecord");
+  return from(driver_.event_record(slots_[piece.slot].copied, stream_), "cuEventRecord");
 }
 
 void CudaBackend::retire(const Piece& piece) {

@@ -25,7 +25,7 @@ struct DeviceWork {
 
 struct CudaBackendOptions {
   bool legacy = false;                     // one allocation and a cudaIpcMemHandle_t instead of chunks
-  uint32_t max_pieces = 64;                // pinned memory of kPieceBytes each, taken when needed
+  uint32_t max_pieces = 64;                // of a ring of pinned memory, kPieceBytes each; fewer for a small arena
   int attempts = 40;                       // of an allocation: the driver takes its time to give back what a killed process held
   std::function<void()> between_attempts;  // empty: 50 ms
 };

@@ -675,27 +675,29 @@ CUresult ipc_close_mem_handle(CUdeviceptr base) {
   return drop_legacy(*call, base, true, "cuIpcCloseMemHandle of no open handle");
 }
 
-CUresult mem_host_alloc(void** block, size_t bytes, unsigned) {
-  const Call call("cuMemHostAlloc");
+CUresult mem_host_register(void* block, size_t bytes, unsigned) {
+  const Call call("cuMemHostRegister");
   if (call.fails()) return call.result();
   if (current_contexts.empty()) return CUDA_ERROR_INVALID_CONTEXT;
-  *block = std::aligned_alloc(kPageBytes, (bytes + kPageBytes - 1) / kPageBytes * kPageBytes);
-  if (*block == nullptr) return CUDA_ERROR_OUT_OF_MEMORY;
-  std::memset(*block, 0x5A, bytes);
-  call->host_blocks[*block] = bytes;
+  if (block == nullptr || bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!call->host_blocks.emplace(block, bytes).second) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  std::memset(block, 0x5A, bytes);
   return CUDA_SUCCESS;
 }
 
-CUresult mem_free_host(void* block) {
-  const Call call("cuMemFreeHost", kGivesBack);
+CUresult mem_host_unregister(void* block) {
+  const Call call("cuMemHostUnregister", kGivesBack);
   if (call.fails()) return call.result();
-  if (call->host_blocks.erase(block) == 0) return call->complain("cuMemFreeHost of no block");
+  const auto found = call->host_blocks.find(block);
+  if (found == call->host_blocks.end()) return call->complain("cuMemHostUnregister of no block");
+  const auto* begin = static_cast<const std::byte*>(block);
   for (const auto& stream : call->streams) {
     for (const auto& operation : stream->pending) {
-      if (operation.reads == block) call->complain("cuMemFreeHost before the copy from it");
+      const auto* reads = static_cast<const std::byte*>(operation.reads);
+      if (reads >= begin && reads < begin + found->second) call->complain("cuMemHostUnregister before the copy from it");
     }
   }
-  std::free(block);
+  call->host_blocks.erase(found);
   return CUDA_SUCCESS;
 }
 
@@ -832,8 +834,8 @@ ipc::CudaDriver make_table() {
   table.ipc_get_mem_handle = ipc_get_mem_handle;
   table.ipc_open_mem_handle = ipc_open_mem_handle;
   table.ipc_close_mem_handle = ipc_close_mem_handle;
-  table.mem_host_alloc = mem_host_alloc;
-  table.mem_free_host = mem_free_host;
+  table.mem_host_register = mem_host_register;
+  table.mem_host_unregister = mem_host_unregister;
   table.memcpy_htod_async = memcpy_htod_async;
   table.memcpy_dtoh = memcpy_dtoh;
   table.memset_d8_async = memset_d8_async;
@@ -881,6 +883,7 @@ FakeCuda::Live FakeCuda::live() const {
   for (const int count : state_->retained) live.contexts += count;
   live.current = state_->pushed;
   live.host_blocks = static_cast<int>(state_->host_blocks.size());
+  for (const auto& block : state_->host_blocks) live.host_bytes += block.second;
   live.streams = static_cast<int>(state_->streams.size());
   live.events = static_cast<int>(state_->events.size());
   for (size_t i = 0; i < state_->gpus.size(); ++i)
