@@ -235,7 +235,11 @@ LoaderJob::Callbacks Keeper::load_callbacks(JobId id, GenerationId generation) {
 }
 
 void Keeper::on_planned(GenerationId generation, const ipc::Planned& plan) {
-  with_available(true, [this, generation, plan] {
+  const LoadCommand* command = registry_.command(generation);
+  // A loader with a context knows without a further process, which would start for a tenth of a second.
+  const bool known = devices_.cuda() && plan.available_bytes > 0 && command != nullptr;
+  if (known) registry_.ledger().set_available(command->device, plan.available_bytes);
+  with_available(!known, [this, generation, plan] {
     if (registry_.command(generation) == nullptr) return;  // it ended meanwhile
     Effects effects;
     registry_.planned(generation, plan, effects);

@@ -226,6 +226,7 @@ void put(wire::Planned::Builder to, const Planned& from) {
   to.setTensorCount(from.tensor_count);
   to.setChunkCount(from.chunk_count);
   put_each(to.initEncodings(size32(from.encodings)), from.encodings, kPutOne);
+  to.setAvailableBytes(from.available_bytes);
 }
 
 void put(wire::LoadResult::Builder to, const LoadResult& from) {
@@ -533,6 +534,7 @@ Planned get_planned(FieldDecoder& fields, wire::Planned::Reader from) {
   to.tensor_count = from.getTensorCount();
   to.chunk_count = from.getChunkCount();
   to.encodings = get_each(fields, from.getEncodings(), "planned.encodings", get_encoding_sum);
+  to.available_bytes = from.getAvailableBytes();
   return to;
 }
 

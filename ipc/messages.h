@@ -172,6 +172,7 @@ struct Planned {
   uint64_t arena_bytes = 0, resident_bytes = 0, logical_bytes = 0, tensor_count = 0;
   uint32_t chunk_count = 0;
   std::vector<EncodingSum> encodings{};
+  uint64_t available_bytes = 0;
 };
 struct Admitted {};
 struct Chunks { uint32_t count = 0; };

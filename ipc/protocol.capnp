@@ -234,6 +234,7 @@ struct Planned {
   tensorCount @5 :UInt64;
   chunkCount @6 :UInt32;
   encodings @7 :List(EncodingSum);
+  availableBytes @8 :UInt64; # what the device's driver can still give; 0: not known
 }
 struct LoadResult {
   chunkSizes @0 :List(UInt64);

@@ -40,6 +40,8 @@ class Backend {
   virtual ~Backend() = default;
 
   [[nodiscard]] virtual uint64_t granularity_bytes() const = 0;  // of a chunk
+  /// What the device can still give; 0: nobody knows here.
+  [[nodiscard]] virtual Result<uint64_t> available_bytes() = 0;
   /// Reserves all chunks, zeroed. kResourceExhausted: nothing stays allocated.
   virtual Status allocate(const std::vector<uint64_t>& chunk_bytes) = 0;
 

@@ -35,6 +35,7 @@ class CudaBackend final : public Backend {
   Status start();
 
   uint64_t granularity_bytes() const override { return granularity_; }
+  Result<uint64_t> available_bytes() override;
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override;
   uint32_t max_pieces() const override { return static_cast<uint32_t>(slots_.size()); }
   Result<Piece> stage(uint64_t offset_bytes, uint64_t size_bytes) override;
@@ -145,6 +146,14 @@ Status CudaBackend::no_room(uint64_t needed, const Status& last) const {
   WEIGHTD_RETURN_IF_ERROR(from(driver_.mem_get_info(&free_bytes, &total_bytes), "cuMemGetInfo"));
   return Status::resource_exhausted("GPU " + gpu_.uuid + ": needs " + human_bytes(needed) + ", " + human_bytes(free_bytes) +
                                     " of " + human_bytes(total_bytes) + " are free: " + last.message());
+}
+
+Result<uint64_t> CudaBackend::available_bytes() {
+  const Current current(context_);
+  WEIGHTD_RETURN_IF_ERROR(current.status());
+  size_t free_bytes = 0, total_bytes = 0;
+  WEIGHTD_RETURN_IF_ERROR(from(driver_.mem_get_info(&free_bytes, &total_bytes), "cuMemGetInfo"));
+  return uint64_t{free_bytes};
 }
 
 Status CudaBackend::allocate(const std::vector<uint64_t>& chunk_bytes) {

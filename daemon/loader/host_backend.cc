@@ -34,6 +34,7 @@ class HostBackend final : public Backend {
   explicit HostBackend(uint64_t granularity_bytes) : granularity_bytes_(granularity_bytes) {}
   uint64_t granularity_bytes() const override { return granularity_bytes_; }
 
+  Result<uint64_t> available_bytes() override { return uint64_t{0}; }  // the daemon sees the same memory
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override {
     WEIGHTD_ASSIGN_OR_RETURN(arena_, ipc::WritableArena::create(chunk_bytes, "weights"));
     chunk_bytes_ = chunk_bytes;

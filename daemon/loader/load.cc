@@ -160,7 +160,9 @@ Status run_load(ipc::Channel& channel, const ipc::Job& job, UniqueFd bundle_fd, 
     return Status::invalid_argument(bundle.name() + ": needs " + std::to_string(chunk_bytes.size()) + " chunks, at most " +
                                     std::to_string(ipc::kMaxListItems) + " are allowed: raise chunk_bytes");
   }
-  WEIGHTD_RETURN_IF_ERROR(send(channel, {make_plan(bundle, *residency, chunk_bytes)}));
+  ipc::Planned plan = make_plan(bundle, *residency, chunk_bytes);
+  WEIGHTD_ASSIGN_OR_RETURN(plan.available_bytes, backend.available_bytes());
+  WEIGHTD_RETURN_IF_ERROR(send(channel, {std::move(plan)}));
   WEIGHTD_RETURN_IF_ERROR(wait_for_admission(channel));
 
   WEIGHTD_RETURN_IF_ERROR(backend.allocate(chunk_bytes).with_context(bundle.name()));

@@ -289,9 +289,12 @@ TEST_F(CudaLoad, ManyThreadsFillAGpuThroughFewPieces) {
   options.max_pieces = 3;
   const auto backend = make(fake, device, options);
   ASSERT_TRUE(backend.ok());
+  const uint64_t taken = fake.live().device_bytes;  // by the backend itself
+  fake.occupy(0, (uint64_t{3} << 30) - taken);
   Outcome loaded = run(job(), opened(path), **backend);
   ASSERT_TRUE(loaded.status.ok()) << loaded.status.to_string();
   EXPECT_GT(loaded.chunks.size(), 3U);
+  EXPECT_EQ(loaded.plan.available_bytes, uint64_t{1} << 30);
   EXPECT_TRUE(loaded.result.ipc_handle.empty());
   std::vector<UniqueFd> fds;
   fds.push_back(std::move(loaded.table));

@@ -29,6 +29,7 @@ class FaultyBackend final : public loader::Backend {
   [[nodiscard]] uint32_t pieces_out() const { return pieces_out_; }
 
   uint64_t granularity_bytes() const override { return real_->granularity_bytes(); }
+  Result<uint64_t> available_bytes() override { return real_->available_bytes(); }
   Status allocate(const std::vector<uint64_t>& chunk_bytes) override {
     WEIGHTD_RETURN_IF_ERROR(before_allocate());
     return real_->allocate(chunk_bytes);

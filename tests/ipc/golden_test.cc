@@ -37,7 +37,7 @@ struct Recorded {
 };
 constexpr Recorded kRecorded[] = {
     {1, "c08d6be2169d5180da4a25ce581dfededd16467ca0ab66e6f88810a797f772e7"},
-    {2, "3a460aa8c343200cd93dba173d8d1494725e684dc32366d1674ce332470a764d"},
+    {2, "0ef19566387ea4481b3a73223277fb91161cf6a7e2349611cc41aa4d77590cc7"},
 };
 
 TEST(Golden, CO_107_SchemaChangesOnlyWithItsNumber) {

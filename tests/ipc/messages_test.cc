@@ -368,7 +368,7 @@ TEST(LoaderMessages, EveryFieldSurvives) {
     EXPECT_EQ(std::get<ProbeJob>(got.kind).deep, deep);
   }
   EXPECT_TRUE(std::holds_alternative<LoadJob>(from_loader(Job{}).kind));
-  const Planned planned = from_loader(Planned{"c", "t", 111, 112, 113, 114, 115, {{"f12", 116, 117, 118}}});
+  const Planned planned = from_loader(Planned{"c", "t", 111, 112, 113, 114, 115, {{"f12", 116, 117, 118}}, 119});
   EXPECT_EQ(planned.content_id, "c");
   EXPECT_EQ(planned.tensors_id, "t");
   EXPECT_EQ(planned.arena_bytes, 111U);
@@ -376,6 +376,7 @@ TEST(LoaderMessages, EveryFieldSurvives) {
   EXPECT_EQ(planned.logical_bytes, 113U);
   EXPECT_EQ(planned.tensor_count, 114U);
   EXPECT_EQ(planned.chunk_count, 115U);
+  EXPECT_EQ(planned.available_bytes, 119U);
   expect_equal(planned.encodings, {{"f12", 116, 117, 118}});
   from_loader(Admitted{});
   EXPECT_EQ(from_loader(Chunks{121}).count, 121U);
