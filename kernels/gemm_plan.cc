@@ -82,6 +82,7 @@ constexpr uint64_t kFewTiles = 192;
 constexpr uint64_t kFewTilesTokens = 64;
 constexpr uint32_t kWidestChosenStage = 4;
 constexpr uint32_t kWantedStages = 3;
+constexpr uint32_t kWantedStagesOfASlice = 2;  // a slice that has one slot decodes or loads, never both
 
 Status not_legal(const std::string& rule) { return Status::unsupported("gemm plan: wgmma: " + rule); }
 
@@ -126,9 +127,12 @@ Status cut_units_wgmma(const DeviceTraits& device, const GemmRequest& request, c
   return {};
 }
 
-/// Whether a ring of at least `least` and at most `most` stages fits; the longest such.
+/// Whether a ring of at least `least` and at most `most` stages fits; the longest such. A slot is always of the same slice: one
+/// that has not waited for a stage of a slot itself cannot tell by the parity of its barrier whether that stage or the next has
+/// come.
 bool fit_ring(const DeviceTraits& device, uint32_t tile_bytes, uint32_t least, uint32_t most, GemmPlan& plan) {
-  for (plan.stages = most; plan.stages >= least; --plan.stages) {
+  const uint32_t step = plan.warp_slices();
+  for (plan.stages = most / step * step; plan.stages >= least; plan.stages -= step) {
     const uint64_t bytes = WgmmaShared(plan, tile_bytes).total_bytes;
     if (bytes <= device.shared_bytes) {
       plan.shared_bytes = static_cast<uint32_t>(bytes);
@@ -146,7 +150,7 @@ uint32_t choose_stage_tiles(const DeviceTraits& device, const GemmRequest& reque
     tile_bytes = 2048;
     plan.token_block = largest_token_block(cut);
   }
-  const uint32_t least = std::max(kWantedStages, plan.warp_slices());
+  const uint32_t least = std::max(kWantedStages, kWantedStagesOfASlice * plan.warp_slices());
   for (plan.tiles_per_stage = kWidestChosenStage; plan.tiles_per_stage > 1; plan.tiles_per_stage /= 2) {
     if (fit_ring(device, tile_bytes, least, kMaxWgmmaStages, plan)) break;
   }

@@ -49,7 +49,7 @@ struct GemmPlan {
   uint32_t units_per_pass = 0;   // units in flight at a time; a block makes ceil(units_per_block / units_per_pass) passes over x
   uint32_t slices = 1;           // cuts of K over warps and clusters; more than one only with a single pass
   uint32_t tiles_per_stage = 0;  // column tiles that one stage holds of each unit; kDirect, kBulk: a multiple of slices
-  uint32_t stages = 0;           // of the ring (2 = double buffering in kDirect)
+  uint32_t stages = 0;           // of the ring (2 = double buffering in kDirect); kWgmma: a multiple of warp_slices()
   uint32_t token_block = 8;      // tokens of one block: 8, 16, 32 or 64; kWgmma: 64, 128 or 256
   uint32_t shared_bytes = 0;
   uint32_t splits = 1, sharing = 1;             // kWgmma, see WgmmaCut; the cluster has splits x sharing blocks

@@ -109,6 +109,77 @@ struct WgmmaShared {
   }
 };
 
+// --- who waits for whom in kWgmma: for the kernel, and for tests that play it without a GPU ---
+
+/// Of the loading warpgroup: x is loaded by its second warp, weights by its first, and where they come as one copy a unit, by all
+/// others in turn.
+inline constexpr uint32_t kXLoader = 1;
+inline constexpr uint32_t kWeightLoaders = 3;
+
+/// A block's part of K, cut into stages of which its slices take turns: stage i is of slice i % warp_slices.
+struct WgmmaPart {
+  uint32_t tile_begin = 0, tiles = 0;
+
+  constexpr WgmmaPart() = default;
+  constexpr WgmmaPart(uint32_t split, uint32_t split_tiles, uint32_t all_tiles)
+      : tile_begin(split * split_tiles < all_tiles ? split * split_tiles : all_tiles),
+        tiles(split_tiles < all_tiles - tile_begin ? split_tiles : all_tiles - tile_begin) {}
+
+  [[nodiscard]] constexpr uint32_t stages(const GemmPlan& plan) const {
+    return (tiles + plan.tiles_per_stage - 1) / plan.tiles_per_stage;
+  }
+  [[nodiscard]] constexpr uint32_t stage_tiles(const GemmPlan& plan, uint32_t stage) const {
+    const uint32_t left = tiles - stage * plan.tiles_per_stage;
+    return left < plan.tiles_per_stage ? left : plan.tiles_per_stage;
+  }
+  /// Tiles of the stages slice, slice + slices, ..
+  [[nodiscard]] constexpr uint32_t slice_tiles(const GemmPlan& plan, uint32_t slice) const {
+    const uint32_t all = stages(plan);
+    const uint32_t slices = plan.warp_slices();
+    if (slice >= all) return 0;
+    const uint32_t mine = (all - slice + slices - 1) / slices;
+    const bool has_last = slice + (mine - 1) * slices == all - 1;
+    return has_last ? (mine - 1) * plan.tiles_per_stage + stage_tiles(plan, all - 1) : mine * plan.tiles_per_stage;
+  }
+};
+
+/// Where a slice is in the ring, which has the same number of slots for each slice.
+struct SlicePosition {
+  uint32_t slot = 0, parity = 0;  // parity of the slot's `full`
+  constexpr void advance(const GemmPlan& plan) {
+    slot += plan.warp_slices();
+    if (slot >= plan.stages) {
+      slot -= plan.stages;
+      parity ^= 1;
+    }
+  }
+};
+
+/// Whether the warpgroups of a row group read the ring: those have units in every full pass. The others only store and exchange.
+constexpr bool reads_ring(const GemmPlan& plan, uint32_t row_group) { return row_group * kWarpgroupWarps < plan.units_per_pass; }
+
+constexpr uint32_t full_arrivals(const GemmPlan& plan) { return plan.tensor_weights ? 1 : kWeightLoaders; }
+
+/// A slot holds the stage of one slice: the warps of that slice alone let go of it, in each block that shares x.
+constexpr uint32_t empty_arrivals(const GemmPlan& plan) {
+  uint32_t warpgroups = 0;
+  for (uint32_t group = 0; group < plan.warpgroups / plan.warp_slices(); ++group) warpgroups += reads_ring(plan, group) ? 1 : 0;
+  return warpgroups * kWarpgroupWarps * plan.sharing;
+}
+
+/// What a loader of weights announces for a stage. A tensor copy counts as its whole box, whatever of it the matrix has. The first
+/// loader also announces x.
+constexpr uint32_t stage_bytes(const GemmPlan& plan, uint32_t tile_bytes, uint32_t units, uint32_t tiles, uint32_t turn) {
+  const uint32_t x = turn == 0 ? tiles * plan.token_block * kXRowBytes : 0;
+  if (plan.tensor_weights) return plan.units_per_pass * plan.tiles_per_stage * tile_bytes + x;
+  return (units + kWeightLoaders - 1 - turn) / kWeightLoaders * tiles * tile_bytes + x;
+}
+
+/// What the slices of all splits send to each block of a cluster, whose rows have `units` units.
+constexpr uint32_t sums_bytes(const GemmPlan& plan, uint32_t units) {
+  return plan.slices * units * (plan.token_block / 8 / plan.splits) * kSumBytes;
+}
+
 /// kDirect, byte offsets. The partial sums overlay the x buffers.
 struct DirectShared {
   uint32_t x_stage_bytes;

@@ -36,9 +36,8 @@ struct WgmmaRegisters {
 #if WEIGHTD_HAS_WGMMA
 
 /// One block's share. Token block innermost, so that clusters with the same weights run together.
-struct WgmmaWork {
+struct WgmmaWork : WgmmaPart {
   uint32_t unit_begin, unit_end;  // may be empty in the last block of a cluster
-  uint32_t tile_begin, tiles;
   uint64_t token_begin;
   uint32_t split, share;
 
@@ -52,23 +51,10 @@ struct WgmmaWork {
     unit_begin = min(block * args.plan.units_per_block, args.units);
     unit_end = min(unit_begin + args.plan.units_per_block, args.units);
     token_begin = uint64_t{index % args.token_blocks} * args.plan.token_block;
-    tile_begin = min(split * args.wgmma.split_tiles, args.tiles);
-    tiles = min(args.wgmma.split_tiles, args.tiles - tile_begin);
+    static_cast<WgmmaPart&>(*this) = WgmmaPart(split, args.wgmma.split_tiles, args.tiles);
   }
   __device__ uint32_t pass_units(const GemmPlan& plan, uint32_t pass_unit) const {
     return min(plan.units_per_pass, unit_end - min(pass_unit, unit_end));
-  }
-  __device__ uint32_t stages(const GemmPlan& plan) const { return (tiles + plan.tiles_per_stage - 1) / plan.tiles_per_stage; }
-  __device__ uint32_t stage_tiles(const GemmPlan& plan, uint32_t stage) const {
-    return min(plan.tiles_per_stage, tiles - stage * plan.tiles_per_stage);
-  }
-  /// Tiles of the stages slice, slice + slices, ..
-  __device__ uint32_t slice_tiles(const GemmPlan& plan, uint32_t slice, uint32_t slices) const {
-    const uint32_t all = stages(plan);
-    if (slice >= all) return 0;
-    const uint32_t mine = (all - slice + slices - 1) / slices;
-    const bool has_last = slice + (mine - 1) * slices == all - 1;
-    return has_last ? (mine - 1) * plan.tiles_per_stage + stage_tiles(plan, all - 1) : mine * plan.tiles_per_stage;
   }
   /// Rank of the block with this share of the rows and our part of K.
   __device__ uint32_t peer(const GemmPlan& plan, uint32_t of_share) const { return split + plan.splits * of_share; }
@@ -80,27 +66,24 @@ struct WgmmaBarriers {
   __device__ uint32_t empty(uint32_t slot) const { return base + (kMaxWgmmaStages + slot) * kBarrierBytes; }
   __device__ uint32_t records_full(uint32_t buffer) const { return base + (2 * kMaxWgmmaStages + buffer) * kBarrierBytes; }
   __device__ uint32_t records_empty(uint32_t buffer) const { return base + (2 * kMaxWgmmaStages + 2 + buffer) * kBarrierBytes; }
-  __device__ uint32_t sums() const {
-    return base + (2 * kMaxWgmmaStages + 4) * kBarrierBytes;
-  }  // counts what the other slices send
+  /// Counts what the other slices send.
+  __device__ uint32_t sums() const { return base + (2 * kMaxWgmmaStages + 4) * kBarrierBytes; }
 };
 
-__device__ __forceinline__ void cluster_meet() {
-  ptx::cluster_arrive();
+/// Named barriers: all warps that multiply; those of each warpgroup.
+inline constexpr uint32_t kMultiplyBarrier = 1;
+inline constexpr uint32_t kWarpgroupBarrier = 2;
+
+/// All threads of the cluster. Blocks that share x signal each other's barriers: such signals must have arrived before the block
+/// that gets them may end. Other clusters meet where nothing written before is read after.
+__device__ __forceinline__ void cluster_meet(const GemmPlan& plan) {
+  if (plan.sharing > 1) {
+    ptx::cluster_arrive_release();
+  } else {
+    ptx::cluster_arrive();
+  }
   ptx::cluster_wait();
 }
-
-/// How many warps let go of a slot in each block: those of warpgroups that have units in every full pass.
-template <int kWarpgroups>
-__device__ __forceinline__ uint32_t busy_warps(const GemmPlan& plan) {
-  const uint32_t row_groups = kWarpgroups / plan.warp_slices();
-  return min(row_groups, (plan.units_per_pass + kWarpgroupWarps - 1) / kWarpgroupWarps) * plan.warp_slices() * kWarpgroupWarps;
-}
-
-/// Of the loading warpgroup: x is loaded by its second warp, weights by its first, and where they come as one copy a unit, by all
-/// others in turn.
-inline constexpr uint32_t kXLoader = 1;
-inline constexpr uint32_t kWeightLoaders = 3;
 
 /// Starts the records of a pass.
 __device__ __forceinline__ void load_records(const GemmArgs& args, const WgmmaWork& work, const WgmmaBarriers& barriers,
@@ -136,22 +119,19 @@ __device__ __forceinline__ void load_weights(const GemmArgs& args, uint64_t w_ma
     records.advance(2);
     const uint32_t units = work.pass_units(plan, pass_unit);
     const uint32_t unit = lane * kWeightLoaders + turn;  // this lane's, where each takes a copy
-    const uint32_t my_units = (units + kWeightLoaders - 1 - turn) / kWeightLoaders;
     const std::byte* from = args.w.codes + ((uint64_t{pass_unit} + unit) * args.tiles + work.tile_begin) * Tile::kBytes;
     for (uint32_t stage = 0; stage < stages; ++stage, position.advance(plan.stages)) {
       const uint32_t tiles = work.stage_tiles(plan, stage);
       const uint32_t full = barriers.full(position.slot);
       const uint32_t to = shared + args.wgmma.weights + position.slot * args.wgmma.weight_stage_bytes;
-      const uint32_t x_bytes = turn == 0 ? tiles * plan.token_block * kXRowBytes : 0;
       ptx::mbarrier_wait(barriers.empty(position.slot), position.parity ^ 1);
-      if (plan.tensor_weights) {  // a copy always counts as its whole box, whatever of it the matrix has
+      if (lane == 0) ptx::mbarrier_arrive_expect(full, stage_bytes(plan, Tile::kBytes, units, tiles, turn));
+      __syncwarp();
+      if (plan.tensor_weights) {
         if (lane == 0) {
-          ptx::mbarrier_arrive_expect(full, args.wgmma.weight_stage_bytes + x_bytes);
           ptx::tensor_copy_3d(to, w_map, 0, work.tile_begin + stage * plan.tiles_per_stage, pass_unit, full, policy);
         }
       } else {
-        if (lane == 0) ptx::mbarrier_arrive_expect(full, my_units * tiles * Tile::kBytes + x_bytes);
-        __syncwarp();
         if (unit < units) ptx::bulk_copy(to + unit * unit_bytes, from, tiles * Tile::kBytes, full, policy);
         from += unit_bytes;
       }
@@ -269,9 +249,9 @@ __device__ __forceinline__ void exchange_sums(const GemmArgs& args, const WgmmaW
   };
   // The rings under the sums are idle when all warps, of all blocks that send sums here, are past their last tile.
   if (plan.splits > 1) {
-    cluster_meet();
+    cluster_meet(plan);
   } else {
-    ptx::barrier_sync(1, 128 * kWarpgroups);
+    ptx::barrier_sync(kMultiplyBarrier, 128 * kWarpgroups);
   }
 #pragma unroll
   for (int p = 0; p < kUnits; ++p) {
@@ -292,9 +272,9 @@ __device__ __forceinline__ void exchange_sums(const GemmArgs& args, const WgmmaW
     }
   }
   if (plan.splits > 1) {
-    ptx::mbarrier_wait(barriers.sums(), 0);
+    ptx::mbarrier_wait_cluster(barriers.sums(), 0);
   } else {
-    ptx::barrier_sync(1, 128 * kWarpgroups);
+    ptx::barrier_sync(kMultiplyBarrier, 128 * kWarpgroups);
   }
   const uint32_t scratch = shared + args.wgmma.scratch + role.warp * kScratchBytes;
   for (uint32_t item = role.warp; item < units * owned; item += kWarpgroupWarps * kWarpgroups) {
@@ -345,10 +325,12 @@ __device__ __forceinline__ uint32_t patch_mask(const std::byte* records, uint32_
   return differing(ends.x, ends.x << 8) | differing(ends.y, __funnelshift_l(ends.x, ends.y, 8)) << 4;
 }
 
-/// A warp's units in one pass.
+/// A warp's units in one pass. A unit that the warp does not have is one without records, not another path: all warps of a
+/// warpgroup must reach the same wgmma instructions, and a compiler that knows two paths may give each its own.
 template <typename Tile, int kUnits>
 struct WarpUnits {
   typename Tile::Windows windows[kUnits];
+  uint32_t groups[kUnits];    // that have records
   uint32_t masks[kUnits];     // see patch_mask
   uint32_t mask_group = 0;    // the first
   const std::byte* records;   // of the first unit
@@ -388,6 +370,7 @@ __device__ __forceinline__ void start_products(const WarpTile& at, Fragments (&a
 #pragma unroll
     for (int step = 0; step < 4; ++step) ptx::wgmma_define(a[p].a[step]);
   }
+  __syncwarp();
   ptx::wgmma_fence();
 #pragma unroll
   for (uint32_t step = 0; step < 4; ++step) {
@@ -407,14 +390,13 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
   const uint32_t warp_slices = plan.warp_slices();
   // A warpgroup whose units no pass has only takes part in the exchange. Warps without a unit beside such with one repeat the last
   // unit; nobody stores their sums.
-  const uint32_t my_tiles =
-      role.unit - role.unit % kWarpgroupWarps < plan.units_per_pass ? work.slice_tiles(plan, role.slice, warp_slices) : 0;
+  const uint32_t my_tiles = reads_ring(plan, role.unit / kWarpgroupWarps) ? work.slice_tiles(plan, role.slice) : 0;
   const uint32_t source_unit = min(role.unit, plan.units_per_pass - 1);
   const uint32_t unit_step = min(role.unit + role.unit_stride, plan.units_per_pass - 1) - source_unit;  // kUnits is 1 or 2
   const uint32_t groups = (work.tiles + f12::kGroupTiles - 1) / f12::kGroupTiles;
   constexpr uint32_t kNone = ~0U;
 
-  RingPosition position{role.slice, 0};
+  SlicePosition position{role.slice, 0};
   RingPosition records;
   uint32_t held = kNone;  // the slot that only products in flight still read
   const auto give_back = [&] {
@@ -436,21 +418,19 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
     units.records =
         memory + args.wgmma.records + records.slot * args.wgmma.record_buffer_bytes + source_unit * args.wgmma.record_unit_bytes;
     float acc[kUnits][kTokens / 2];
-    const auto is_active = [&](int p) { return role.unit + static_cast<uint32_t>(p) * role.unit_stride < pass_units; };
     const auto set_masks = [&](uint32_t first_group) {
       units.mask_group = first_group;
 #pragma unroll
       for (int p = 0; p < kUnits; ++p) {
         const std::byte* unit_records = units.records + static_cast<uint32_t>(p) * units.record_unit_step;
-        units.masks[p] = Tile::kHasRecords && is_active(p) ? patch_mask(unit_records, first_group, groups, lane) : 0;
+        units.masks[p] = Tile::kHasRecords ? patch_mask(unit_records, first_group, units.groups[p], lane) : 0;
       }
     };
 #pragma unroll
     for (int p = 0; p < kUnits; ++p) {
-      units.windows[p] = {};
-      if (is_active(p)) {
-        units.windows[p] = Tile::load_windows(args.w, pass_unit + role.unit + static_cast<uint32_t>(p) * role.unit_stride, lane);
-      }
+      const uint32_t unit = role.unit + static_cast<uint32_t>(p) * role.unit_stride;
+      units.windows[p] = Tile::load_windows(args.w, min(pass_unit + unit, args.units - 1), lane);
+      units.groups[p] = ptx::opaque(unit < pass_units ? groups : 0);
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) acc[p][i] = ptx::opaque_zero();
     }
@@ -470,10 +450,14 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
         return;
       }
       const uint32_t full = barriers.full(position.slot);
-      if (!__all_sync(0xffffffffU, ptx::mbarrier_test(full, position.parity))) {
-        ptx::wgmma_wait<0>();  // memory is behind: give the slot back before sleeping
+      // Where memory is behind, the slot is given back before sleeping. All warps of the warpgroup must then wait for their
+      // products, so they decide together.
+      if (!ptx::barrier_all(kWarpgroupBarrier + warp / kWarpgroupWarps, 32 * kWarpgroupWarps,
+                            ptx::mbarrier_test(full, position.parity))) {
+        ptx::wgmma_wait<0>();
         give_back();
         ptx::mbarrier_wait(full, position.parity);
+        __syncwarp();
       }
       at.tile = stage * plan.tiles_per_stage;
       at.weights = shared + args.wgmma.weights + position.slot * args.wgmma.weight_stage_bytes +
@@ -483,16 +467,11 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
       if ((at.tile + left - 1) / f12::kGroupTiles - units.mask_group >= 32) set_masks(at.tile / f12::kGroupTiles);
       stage += warp_slices;
     };
-    // After the last tile of a stage its slot is held until the products are done; at most one round: a ring has a slot for each
-    // slice.
+    // After the last tile of a stage its slot is held until the products are done.
     const auto leave = [&] {
       if (left > 1) return;
       held = position.slot;
-      position.slot += warp_slices;
-      if (position.slot >= plan.stages) {
-        position.slot -= plan.stages;
-        position.parity ^= 1;
-      }
+      position.advance(plan);
     };
 
     if constexpr (kTwoSets<kTokens, kUnits, kWarpgroups>) {
@@ -558,7 +537,7 @@ __device__ __forceinline__ void multiply_units(const GemmArgs& args, const Wgmma
       }
     }
   }
-  if (plan.splits == 1 && plan.sharing > 1) cluster_meet();  // no block ends while another still signals its barriers
+  if (plan.splits == 1 && plan.sharing > 1) cluster_meet(plan);  // no block ends while another still signals its barriers
 }
 
 #endif
@@ -582,8 +561,8 @@ __global__ void __launch_bounds__(WEIGHTD_HAS_WGMMA ? WgmmaRegisters<kWarpgroups
 
   if (warp == 0) {
     if (lane < plan.stages) {
-      ptx::mbarrier_init(barriers.full(lane), plan.tensor_weights ? 1 : kWeightLoaders);
-      ptx::mbarrier_init(barriers.empty(lane), busy_warps<kWarpgroups>(plan) * plan.sharing);
+      ptx::mbarrier_init(barriers.full(lane), full_arrivals(plan));
+      ptx::mbarrier_init(barriers.empty(lane), empty_arrivals(plan));
     }
     if (lane < 2) {
       ptx::mbarrier_init(barriers.records_full(lane), 1);
@@ -592,8 +571,7 @@ __global__ void __launch_bounds__(WEIGHTD_HAS_WGMMA ? WgmmaRegisters<kWarpgroups
     if (lane == 0) {
       ptx::mbarrier_init(barriers.sums(), 1);
       if (plan.splits > 1) {
-        ptx::mbarrier_arrive_expect(barriers.sums(), plan.slices * work.pass_units(plan, work.unit_begin) *
-                                                         (plan.token_block / 8 / plan.splits) * kSumBytes);
+        ptx::mbarrier_arrive_expect(barriers.sums(), sums_bytes(plan, work.pass_units(plan, work.unit_begin)));
       }
     }
     ptx::fence_barrier_init();
@@ -617,7 +595,7 @@ __global__ void __launch_bounds__(WEIGHTD_HAS_WGMMA ? WgmmaRegisters<kWarpgroups
       load_x(args, reinterpret_cast<uint64_t>(&x_map), work, barriers, base, lane);
     }
     __syncwarp();
-    if (clustered) cluster_meet();
+    if (clustered) cluster_meet(plan);
   } else {
     ptx::raise_registers<Registers::kMultiply>();
     if (clustered) ptx::cluster_wait();

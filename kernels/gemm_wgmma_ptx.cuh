@@ -73,6 +73,12 @@ __device__ __forceinline__ float opaque_zero() {
   return zero;
 }
 
+/// A value of which the compiler knows nothing.
+__device__ __forceinline__ uint32_t opaque(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
 /// Keeps the compiler from computing these registers behind the next wgmma_fence.
 __device__ __forceinline__ void wgmma_define(uint32_t (&a)[4]) {
   asm volatile("" : "+r"(a[0]), "+r"(a[1]), "+r"(a[2]), "+r"(a[3])::"memory");
@@ -127,6 +133,9 @@ __device__ __forceinline__ void store_matrix_transposed(uint32_t address, uint32
 /// the end.
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 
+/// What the thread did before is seen by all who wait.
+__device__ __forceinline__ void cluster_arrive_release() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 
 /// The address in block `rank` of the cluster of what this block has at `shared`.
@@ -169,6 +178,28 @@ __device__ __forceinline__ void tensor_copy_2d_multicast(uint32_t shared, uint64
       "[%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(shared),
       "l"(map), "r"(x), "r"(y), "r"(barrier), "h"(ranks), "l"(policy)
       : "memory");
+}
+
+/// Also for what other blocks of the cluster sent.
+__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
+  uint32_t done = 0;
+  do {
+    asm volatile(
+        "{\n .reg .pred p;\n mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (done == 0);
+}
+
+/// Meets `threads` threads at a named barrier; whether the predicate holds for all of them.
+__device__ __forceinline__ bool barrier_all(uint32_t id, uint32_t threads, bool predicate) {
+  uint32_t all = 0;
+  asm volatile("{\n .reg .pred p, q;\n setp.ne.u32 p, %3, 0;\n bar.red.and.pred q, %1, %2, p;\n selp.u32 %0, 1, 0, q;\n}"
+               : "=r"(all)
+               : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(predicate))
+               : "memory");
+  return all != 0;
 }
 
 /// Whether the phase has ended; never sleeps.

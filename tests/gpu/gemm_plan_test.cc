@@ -39,7 +39,7 @@ void expect_legal_wgmma(const DeviceTraits& device, const GemmRequest& request, 
   EXPECT_LE(plan.units_per_pass, slots / plan.warp_slices());
   EXPECT_LE(plan.units_per_pass, 32U);
   EXPECT_TRUE(plan.slices == 1 || plan.passes() == 1);
-  EXPECT_GE(plan.stages, plan.warp_slices());
+  EXPECT_EQ(plan.stages % plan.warp_slices(), 0U) << "a slot is of one slice";
   EXPECT_GE(plan.stages, 2U);
   EXPECT_LE(plan.stages, kMaxWgmmaStages);
   EXPECT_LE(plan.tiles_per_stage, 32U);
@@ -214,6 +214,29 @@ TEST(GemmPlan, UsesTheWarpgroupKernelForManyTokens) {
   EXPECT_EQ(plan_or_fail(kH200, {4096, 0, 33, true}).kernel, GemmKernel::kDirect);
   EXPECT_EQ(plan_or_fail(kBlackwell, {4096, 4096, 128, true}).kernel, GemmKernel::kBulk);
   EXPECT_EQ(plan_or_fail(kH200, {4096, 4000000, 64, true}).kernel, GemmKernel::kDirect) << "the records fill the shared memory";
+}
+
+TEST(GemmPlan, UsesWhatWasMeasuredFasterOnLayersOfLargeModels) {
+  struct Layer {
+    uint64_t n, k;
+    GemmKernel at_64;
+  };
+  for (const Layer& layer : {Layer{4096, 4096, GemmKernel::kBulk},
+                             {6144, 4096, GemmKernel::kBulk},
+                             {14336, 4096, GemmKernel::kWgmma},
+                             {28672, 4096, GemmKernel::kWgmma},
+                             {4096, 14336, GemmKernel::kWgmma},
+                             {8192, 8192, GemmKernel::kWgmma},
+                             {10240, 8192, GemmKernel::kWgmma},
+                             {28672, 8192, GemmKernel::kWgmma},
+                             {8192, 28672, GemmKernel::kWgmma}}) {
+    SCOPED_TRACE(std::to_string(layer.n) + "x" + std::to_string(layer.k));
+    EXPECT_EQ(plan_or_fail(kH200, {layer.n, layer.k, 32, true}).kernel, GemmKernel::kBulk);
+    for (const uint64_t m : {33, 64}) EXPECT_EQ(plan_or_fail(kH200, {layer.n, layer.k, m, true}).kernel, layer.at_64);
+    for (const uint64_t m : {65, 128, 256}) {
+      EXPECT_EQ(plan_or_fail(kH200, {layer.n, layer.k, m, true}).kernel, GemmKernel::kWgmma);
+    }
+  }
 }
 
 TEST(GemmPlan, AGivenKernelOrNone) {

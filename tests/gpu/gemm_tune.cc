@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs every legal plan of the bulk and the warpgroup kernel, compares its result with the direct kernel's and then times it (cold
 // L2, inside CUDA graphs, overlapped launches, median) against cublasGemmEx and the heuristics of cuBLASLt on the same weights.
-//   gemm_tune [--check] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]
+//   gemm_tune [--check] [--quick] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]
 // Ends with the best plan of each kind for each shape and number of tokens, and what plan_gemm chose.
-// --check runs small matrices once and times nothing. --copies-by-unit leaves out the plans that load weights by tensor copies.
+// --check runs small matrices once and times nothing. --quick times a few cuts at 64 and 128 tokens and begins nothing new after 20
+// seconds. --copies-by-unit leaves out the plans that load weights by tensor copies.
 // A launch that has not finished after five seconds ends the program with status 3 and the plan's name; wrong results are printed
 // and make its status 2.
 #include <cublasLt.h>
@@ -41,7 +42,9 @@ constexpr uint64_t kBaseRows = 1024;  // random ones; the matrix repeats them
 constexpr uint64_t kMostTokens = 256;
 constexpr uint64_t kTokens[] = {256, 128, 64, 48,
                                 32,  16,  8,  1};  // descending: the first result of an order of the sum is compared later
-constexpr uint64_t kFewestCutTokens = 64;          // from here on every cut of the warpgroup kernel is tried
+constexpr uint64_t kQuickTokens[] = {128, 64};
+constexpr auto kQuickTime = std::chrono::seconds(20);
+constexpr uint64_t kFewestCutTokens = 64;  // from here on every cut of the warpgroup kernel is tried
 
 struct Shape {
   uint64_t n, k;
@@ -285,8 +288,9 @@ class Baseline {
   decltype(&cublasSetWorkspace_v2) set_workspace_ = nullptr;
 };
 
-/// Every plan worth timing for this shape, each once. For few tokens only what plan_gemm makes.
-std::vector<GemmPlan> candidates(const DeviceTraits& device, const Shape& shape, uint64_t m) {
+/// Every plan worth timing for this shape, each once. For few tokens only what plan_gemm makes. Quick: only cuts that were the best
+/// of some shape, with the stages that the plan chooses.
+std::vector<GemmPlan> candidates(const DeviceTraits& device, const Shape& shape, uint64_t m, bool quick) {
   std::vector<GemmPlan> plans;
   const auto add = [&](const Result<GemmPlan>& plan) {
     if (!plan.ok()) return;
@@ -302,6 +306,14 @@ std::vector<GemmPlan> candidates(const DeviceTraits& device, const Shape& shape,
   request.kernel = GemmKernel::kWgmma;
   add(plan_gemm(device, request));
   if (m < kFewestCutTokens) return plans;
+  if (quick) {
+    for (const uint32_t splits : {1U, 2U}) {
+      add(plan_wgmma(device, request, {4, 1, splits}));
+      add(plan_wgmma(device, request, {2, 2, splits}));
+      add(plan_wgmma(device, request, {4, 1, splits, 1, 0, 0, 0, false}));
+    }
+    return plans;
+  }
   constexpr std::pair<uint32_t, uint32_t> kWarpgroups[] = {{4, 1}, {2, 2}, {2, 1}};
   for (const auto& [warpgroups, units_per_warp] : kWarpgroups) {
     for (const uint32_t splits : {1U, 2U, 4U}) {
@@ -374,6 +386,7 @@ class Checker {
 
 struct Options {
   bool check_only = false;
+  bool quick = false;
   bool copies_by_unit = false;  // leave out the plans that load weights by tensor copies
   std::string cublas = "libcublas.so.13", cublaslt = "libcublasLt.so.13";
   std::optional<Shape> shape;
@@ -431,8 +444,10 @@ class Tuner {
     wait_or_die(nullptr, reference->to_string());
     checker.set_reference(y, kMostTokens);
 
-    for (const uint64_t m : kTokens) {
-      if (options_.tokens != 0 && options_.tokens != m) continue;
+    const std::vector<uint64_t> tokens = options_.quick ? std::vector<uint64_t>(std::begin(kQuickTokens), std::end(kQuickTokens))
+                                                        : std::vector<uint64_t>(std::begin(kTokens), std::end(kTokens));
+    for (const uint64_t m : tokens) {
+      if ((options_.tokens != 0 && options_.tokens != m) || is_late()) continue;
       double ex = 0;
       double lt = 0;
       if (baseline_ != nullptr) {
@@ -445,8 +460,8 @@ class Tuner {
         std::printf("%llux%llu m %llu | cublas %.1f us, lt %.1f us\n", static_cast<unsigned long long>(shape.n),
                     static_cast<unsigned long long>(shape.k), static_cast<unsigned long long>(m), ex, lt);
       }
-      for (const GemmPlan& plan : candidates(device_.traits, shape, m)) {
-        if (options_.copies_by_unit && plan.tensor_weights) continue;
+      for (const GemmPlan& plan : candidates(device_.traits, shape, m, options_.quick)) {
+        if ((options_.copies_by_unit && plan.tensor_weights) || is_late()) continue;
         require_cuda(cudaMemset(y.data(), 0xA5, y.bytes()), "poison");
         GemmPlan alone = plan;
         alone.overlap_previous = false;
@@ -467,12 +482,14 @@ class Tuner {
                     static_cast<double>(weights.coded_bytes()) / 1000.0 / us, plan.to_string().c_str());
         summary.add(plan, us);
       }
-      if (!options_.check_only) summaries_.push_back(summary);
+      if (summary.chosen.us > 0) summaries_.push_back(summary);
       std::fflush(stdout);
     }
   }
 
   [[nodiscard]] int wrong() const { return wrong_; }
+  /// Whether a quick run must come to its end.
+  [[nodiscard]] bool is_late() const { return options_.quick && std::chrono::steady_clock::now() - begin_ > kQuickTime; }
 
   void print_summaries() {
     std::stable_sort(summaries_.begin(), summaries_.end(), [](const Summary& a, const Summary& b) { return a.m > b.m; });
@@ -483,6 +500,7 @@ class Tuner {
  private:
   std::vector<Summary> summaries_;
   int wrong_ = 0;
+  std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   const Options& options_;
   const GemmDevice& device_;
   std::unique_ptr<Baseline> baseline_;
@@ -518,7 +536,13 @@ int run(const Options& options) {
   } else if (options.check_only) {
     for (const Shape& shape : kSmallShapes) tuner.tune(shape);
   } else {
-    for (const Shape& shape : kShapes) tuner.tune(shape);
+    for (const Shape& shape : kShapes) {
+      if (tuner.is_late()) {
+        std::printf("no time for %llux%llu\n", static_cast<unsigned long long>(shape.n), static_cast<unsigned long long>(shape.k));
+      } else {
+        tuner.tune(shape);
+      }
+    }
   }
   tuner.print_summaries();
   std::printf("done, %d wrong\n", tuner.wrong());
@@ -526,7 +550,7 @@ int run(const Options& options) {
 }
 
 int usage() {
-  std::printf("gemm_tune [--check] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]\n");
+  std::printf("gemm_tune [--check] [--quick] [--copies-by-unit] [--cublas FILE] [--cublaslt FILE] [--shape N,K] [--tokens M]\n");
   return 1;
 }
 
@@ -539,6 +563,10 @@ int main(int argc, char** argv) {
     const std::string name = argv[i];
     if (name == "--check") {
       options.check_only = true;
+      continue;
+    }
+    if (name == "--quick") {
+      options.quick = true;
       continue;
     }
     if (name == "--copies-by-unit") {
