@@ -13,8 +13,31 @@
 
 #include "base/parallel.h"
 #include "base/text.h"
+#include "store/xxh3_vector.h"
 
 namespace weightd::store {
+namespace {
+
+/// The two of XXH3's functions that see all bytes.
+struct Xxh3 {
+  void (*update)(void* state, const void* data, size_t size);
+  uint64_t (*hash64)(const void* data, size_t size);
+};
+
+/// The distribution's library is compiled for the least of its processors.
+Xxh3 choose_xxh3() {
+#ifdef WEIGHTD_XXH3_VECTORS
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return {weightd_xxh3_update_avx512, weightd_xxh3_64_avx512};
+  if (__builtin_cpu_supports("avx2")) return {weightd_xxh3_update_avx2, weightd_xxh3_64_avx2};
+#endif
+  return {[](void* state, const void* data, size_t size) { XXH3_128bits_update(static_cast<XXH3_state_t*>(state), data, size); },
+          [](const void* data, size_t size) -> uint64_t { return XXH3_64bits(data, size); }};
+}
+
+const Xxh3 kXxh3 = choose_xxh3();
+
+}  // namespace
 
 std::string to_hex(const Xxh128& hash) {
   std::array<unsigned char, 16> big_endian{};
@@ -56,7 +79,7 @@ Xxh128Stream::Xxh128Stream(Xxh128Stream&&) noexcept = default;
 Xxh128Stream& Xxh128Stream::operator=(Xxh128Stream&&) noexcept = default;
 
 void Xxh128Stream::update(std::span<const std::byte> data) {
-  if (!data.empty()) XXH3_128bits_update(state_->xxh, data.data(), data.size());
+  if (!data.empty()) kXxh3.update(state_->xxh, data.data(), data.size());
 }
 
 Xxh128 Xxh128Stream::digest() const {
@@ -83,7 +106,7 @@ Sha256 Sha256Stream::finish() {
   return hash;
 }
 
-uint64_t block_hash(std::span<const std::byte, kBlockBytes> block) { return XXH3_64bits(block.data(), block.size()); }
+uint64_t block_hash(std::span<const std::byte, kBlockBytes> block) { return kXxh3.hash64(block.data(), block.size()); }
 
 std::vector<uint64_t> block_hashes(std::span<const std::byte> arena, int threads) {
   WEIGHTD_CHECK(arena.size() % kBlockBytes == 0);

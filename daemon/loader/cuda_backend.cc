@@ -24,6 +24,7 @@ using Current = ipc::PrimaryContext::Current;
 
 constexpr uint64_t kResults = 512;  // of one round of launches: at 1 MiB a result, a fraction of a millisecond
 constexpr std::chrono::milliseconds kBetweenAttempts{50};
+constexpr uint32_t kCopyStreams = 2;   // while one copy ends the next one runs: a piece is too small to hide its own start
 constexpr uint64_t kFewestPieces = 8;  // small sections are pieces of their own
 
 class CudaBackend final : public Backend {
@@ -76,6 +77,7 @@ class CudaBackend final : public Backend {
   uint64_t granularity_ = 0;
   ipc::PrimaryContext context_;
   CUstream stream_ = nullptr;
+  CUstream copies_[kCopyStreams] = {};
   CUdeviceptr results_ = 0;  // kResults words; reserved first, so that a full GPU refuses early
   ipc::VmmArena arena_;
   ipc::LegacyArena legacy_arena_;
@@ -93,6 +95,11 @@ CudaBackend::~CudaBackend() {
   if (stream_ == nullptr) return;
   const Current current(context_);
   (void)driver_.stream_synchronize(stream_);
+  for (CUstream copies : copies_) {
+    if (copies == nullptr) continue;
+    (void)driver_.stream_synchronize(copies);
+    driver_.stream_destroy(copies);
+  }
   for (const Slot& slot : slots_) driver_.event_destroy(slot.copied);
   ring_ = PinnedMemory();
   if (results_ != 0) driver_.mem_free(results_);
@@ -113,6 +120,10 @@ Status CudaBackend::start() {
   CUstream stream = nullptr;
   WEIGHTD_RETURN_IF_ERROR(from(driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
   stream_ = stream;
+  for (CUstream& copies : copies_) {
+    WEIGHTD_RETURN_IF_ERROR(from(driver_.stream_create(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate"));
+    copies = stream;
+  }
   CUdeviceptr results = 0;
   WEIGHTD_RETURN_IF_ERROR(from(driver_.mem_alloc(&results, kResults * sizeof(uint64_t)), "cuMemAlloc"));
   results_ = results;
@@ -174,7 +185,8 @@ Status CudaBackend::allocate(const std::vector<uint64_t>& chunk_bytes) {
   if (status.code() == StatusCode::kResourceExhausted) return no_room(needed, status);
   WEIGHTD_RETURN_IF_ERROR(status.with_context("GPU " + gpu_.uuid));
   if (size_bytes_ == 0) return {};
-  return from(driver_.memset_d8_async(base_, 0, size_bytes_, stream_), "cuMemsetD8Async");  // before all copies, on their stream
+  WEIGHTD_RETURN_IF_ERROR(from(driver_.memset_d8_async(base_, 0, size_bytes_, stream_), "cuMemsetD8Async"));
+  return from(driver_.stream_synchronize(stream_), "cuStreamSynchronize");  // before all copies
 }
 
 Status CudaBackend::make_ring(uint64_t arena_bytes) {
@@ -215,9 +227,10 @@ Result<Piece> CudaBackend::stage(uint64_t offset_bytes, uint64_t size_bytes) {
 Status CudaBackend::upload(const Piece& piece) {
   const Current current(context_);
   WEIGHTD_RETURN_IF_ERROR(current.status());
+  const CUstream copies = copies_[piece.slot % kCopyStreams];
   WEIGHTD_RETURN_IF_ERROR(from(
-      driver_.memcpy_htod_async(base_ + piece.offset_bytes, piece.bytes.data(), piece.bytes.size(), stream_), "cuMemcpyHtoDAsync"));
-  return from(driver_.event_record(slots_[piece.slot].copied, stream_), "cuEventRecord");
+      driver_.memcpy_htod_async(base_ + piece.offset_bytes, piece.bytes.data(), piece.bytes.size(), copies), "cuMemcpyHtoDAsync"));
+  return from(driver_.event_record(slots_[piece.slot].copied, copies), "cuEventRecord");
 }
 
 void CudaBackend::retire(const Piece& piece) {
@@ -228,7 +241,7 @@ void CudaBackend::retire(const Piece& piece) {
 Result<Shares> CudaBackend::seal() {
   const Current current(context_);
   WEIGHTD_RETURN_IF_ERROR(current.status());
-  WEIGHTD_RETURN_IF_ERROR(from(driver_.stream_synchronize(stream_), "cuStreamSynchronize"));
+  for (CUstream copies : copies_) WEIGHTD_RETURN_IF_ERROR(from(driver_.stream_synchronize(copies), "cuStreamSynchronize"));
   Shares shares;
   if (options_.legacy) {
     WEIGHTD_ASSIGN_OR_RETURN(shares.ipc_handle, legacy_arena_.handle());

@@ -2,9 +2,12 @@
 #include "store/hash.h"
 
 #include <gtest/gtest.h>
+#include <xxhash.h>
 
+#include <algorithm>
 #include <utility>
 
+#include "store/xxh3_vector.h"
 #include "tests/support/safetensors_builder.h"
 
 namespace weightd::store {
@@ -56,6 +59,38 @@ TEST(Hash, StreamsGiveTheSameDigestForAnyCut) {
     EXPECT_EQ(sha.finish(), sha256(bytes)) << cut;
   }
 }
+
+#ifdef __x86_64__
+TEST(Hash, EveryVectorWidthGivesTheSameBits) {
+  struct Width {
+    const char* name;
+    bool here;
+    void (*update)(void*, const void*, size_t);
+    uint64_t (*hash64)(const void*, size_t);
+  };
+  const Width widths[] = {{"avx2", __builtin_cpu_supports("avx2") != 0, weightd_xxh3_update_avx2, weightd_xxh3_64_avx2},
+                          {"avx512", __builtin_cpu_supports("avx512f") != 0, weightd_xxh3_update_avx512, weightd_xxh3_64_avx512}};
+  const std::vector<std::byte> bytes = pattern();
+  for (const Width& width : widths) {
+    if (!width.here) continue;
+    SCOPED_TRACE(width.name);
+    for (size_t block = 0; block < kPatternBlocks.size(); ++block) {
+      EXPECT_EQ(width.hash64(bytes.data() + block * kBlockBytes, kBlockBytes), kPatternBlocks[block]);
+    }
+    XXH3_state_t* state = XXH3_createState();
+    ASSERT_NE(state, nullptr);
+    XXH3_128bits_reset(state);
+    for (size_t at = 0; at < bytes.size();) {
+      const size_t step = std::min<size_t>(at % 5 == 0 ? 777 : 100'000, bytes.size() - at);
+      width.update(state, bytes.data() + at, step);
+      at += step;
+    }
+    const XXH128_hash_t digest = XXH3_128bits_digest(state);
+    EXPECT_EQ(to_hex(Xxh128{digest.low64, digest.high64}), "d72d144b048d88e9edf0f1515846e4c3");
+    XXH3_freeState(state);
+  }
+}
+#endif
 
 TEST(Hash, DigestOfAStreamMayBeReadOnTheWay) {
   Xxh128Stream stream;
