@@ -17,7 +17,7 @@ namespace weightd::loader {
 /// Called from any thread with bytes that were dealt with since the last call.
 using Advance = std::function<void(uint64_t bytes)>;
 
-inline constexpr uint64_t kPieceBytes = uint64_t{2} << 20;  // most bytes of a piece
+inline constexpr uint64_t kPieceBytes = uint64_t{1} << 20;  // most bytes of a piece: a core's own cache holds it until it is hashed
 
 /// A range of the arena on its way there, and the memory that its bytes are read into.
 struct Piece {

@@ -88,7 +88,7 @@ class CudaBackend final : public Backend {
   std::vector<Slot> slots_;  // of the ring
 
   std::mutex mutex_;              // of what follows
-  std::deque<uint32_t> retired_;  // slots to be used again, oldest copy first
+  std::deque<uint32_t> retired_;  // slots to be used again, in the order in which they were let go
 };
 
 CudaBackend::~CudaBackend() {
@@ -204,13 +204,23 @@ Status CudaBackend::make_ring(uint64_t arena_bytes) {
   return {};
 }
 
+/// The slot that was let go last, if its copy is over: its memory is in a cache still. Else the one whose copy is the oldest.
 Result<uint32_t> CudaBackend::take_slot() {
   std::unique_lock<std::mutex> lock(mutex_);
   WEIGHTD_CHECK(!retired_.empty());  // the caller keeps to max_pieces
+  for (auto slot = retired_.end(); slot != retired_.begin();) {
+    --slot;
+    const uint32_t index = *slot;
+    // An event that nothing was recorded into is over.
+    const CUresult state = driver_.event_query(slots_[index].copied);
+    if (state == CUDA_ERROR_NOT_READY) continue;
+    WEIGHTD_RETURN_IF_ERROR(from(state, "cuEventQuery"));
+    retired_.erase(slot);
+    return index;
+  }
   const uint32_t index = retired_.front();
   retired_.pop_front();
   lock.unlock();
-  // An event that nothing was recorded into is over.
   WEIGHTD_RETURN_IF_ERROR(from(driver_.event_synchronize(slots_[index].copied), "cuEventSynchronize"));
   return index;
 }

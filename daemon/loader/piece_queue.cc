@@ -7,7 +7,7 @@
 namespace weightd::loader {
 namespace {
 
-constexpr uint64_t kPiecesAhead = 8;  // of one section's checksum
+constexpr uint64_t kPiecesAhead = 3;  // of one section's checksum
 
 }  // namespace
 
@@ -27,13 +27,17 @@ void PieceQueue::offer(size_t section) {
   if (left && state.claimed - state.finished < kPiecesAhead) claimable_.insert({state.bytes - state.claimed_bytes, section});
 }
 
-std::optional<PieceQueue::Claim> PieceQueue::claim() {
+std::optional<PieceQueue::Claim> PieceQueue::claim(std::optional<size_t> last) {
   std::unique_lock<std::mutex> lock(mutex_);
   changed_.wait(lock, [&] { return stopped_ || unclaimed_ == 0 || (!claimable_.empty() && under_way_ < max_pieces_); });
   if (stopped_ || unclaimed_ == 0) return std::nullopt;
-  const auto largest = std::prev(claimable_.end());
-  const size_t section = largest->second;
-  claimable_.erase(largest);
+  auto next = std::prev(claimable_.end());
+  if (last && sections_[*last].claimed == sections_[*last].finished) {
+    const auto own = claimable_.find({sections_[*last].bytes - sections_[*last].claimed_bytes, *last});
+    if (own != claimable_.end()) next = own;
+  }
+  const size_t section = next->second;
+  claimable_.erase(next);
   State& state = sections_[section];
   const uint64_t left = state.bytes - state.claimed_bytes;
   const Claim claim{section, state.claimed_bytes, state.whole ? left : std::min(left, kPieceBytes)};

@@ -32,9 +32,10 @@ class PieceQueue {
     size_t section = 0;
     uint64_t offset_bytes = 0, size_bytes = 0;
   };
-  /// The next piece to read: of the section that has most left, so that none is left alone at the end. Waits while max_pieces are
-  /// under way. Nothing: everything is claimed, or stop() was called.
-  [[nodiscard]] std::optional<Claim> claim();
+  /// The next piece to read: of section `last`, if nobody else is at it, so that who reads a section also hashes it, from its own
+  /// cache; else of the section that has most left, so that none is left alone at the end. Waits while max_pieces are under way.
+  /// Nothing: everything is claimed, or stop() was called.
+  [[nodiscard]] std::optional<Claim> claim(std::optional<size_t> last = std::nullopt);
 
   /// A claimed piece has been read. It waits for its turn.
   void put(const Claim& claim, const Piece& piece);

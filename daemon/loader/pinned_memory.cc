@@ -20,7 +20,7 @@ constexpr uint64_t kPageBytes = 4096;
 Result<PinnedMemory> PinnedMemory::make(const ipc::CudaDriver& driver, uint64_t size_bytes) {
   PinnedMemory memory;
   memory.driver_ = &driver;
-  const uint64_t bytes = (size_bytes + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  const uint64_t bytes = (size_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
   void* mapped = ::mmap(nullptr, bytes + kHugePageBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) return status_from_errno(errno, "staging memory of " + human_bytes(bytes));
   memory.mapped_ = static_cast<std::byte*>(mapped);

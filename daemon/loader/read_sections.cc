@@ -63,7 +63,9 @@ class Reading {
 
   /// Of each thread.
   void work() {
-    while (const auto claim = queue_.claim()) {
+    std::optional<size_t> last;
+    while (const auto claim = queue_.claim(last)) {
+      last = claim->section;
       Status status = targets_[claim->section].resident ? read(*claim) : check(*claim);
       if (status.ok()) continue;
       queue_.stop();

@@ -10,7 +10,7 @@
 namespace weightd::loader {
 namespace {
 
-constexpr uint64_t kAhead = 8;  // pieces of one section that may wait for its checksum
+constexpr uint64_t kAhead = 3;  // pieces of one section that may wait for its checksum
 
 Piece piece_at(const PieceQueue::Claim& claim) { return {claim.offset_bytes, {}, 0}; }
 
