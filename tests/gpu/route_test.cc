@@ -8,8 +8,8 @@
 namespace weightd::kernels {
 namespace {
 
-constexpr DeviceTraits kHopper{132, 232448, true};
-constexpr DeviceTraits kAmpere{108, 166912, false};
+constexpr DeviceTraits kHopper{132, 232448, true, true, 30};
+constexpr DeviceTraits kAmpere{108, 166912};
 
 struct Shape {
   uint64_t n, k;
@@ -29,11 +29,9 @@ TEST(Route, CO_059_FewTokensFusedManyDecompressed) {
   }
 }
 
-TEST(Route, ChangesOnceAsTokensGrow) {
+TEST(Route, FollowsCostsThatGrowWithTheTokens) {
   for (const Shape& shape : kShapes) {
     SCOPED_TRACE(std::to_string(shape.n) + "x" + std::to_string(shape.k));
-    uint64_t changes = 0;
-    Route before = Route::kFused;
     RouteCost last;
     for (uint64_t m = 1; m <= 8192; ++m) {
       const RouteCost cost = route_cost(kHopper, shape.n, shape.k, m);
@@ -41,11 +39,15 @@ TEST(Route, ChangesOnceAsTokensGrow) {
       ASSERT_GE(cost.decompressed_us, last.decompressed_us) << m;
       const Route route = choose_route(kHopper, shape.n, shape.k, m);
       ASSERT_EQ(route == Route::kDecompressed, cost.decompressed_us < cost.fused_us);
-      changes += route == before ? 0 : 1;
-      before = route;
+      // In between the fused kernel's whole token blocks make steps, and the route may turn back once more.
+      if (m <= 128) {
+        ASSERT_EQ(route, Route::kFused) << m;
+      }
+      if (m >= 1024) {
+        ASSERT_EQ(route, Route::kDecompressed) << m;
+      }
       last = cost;
     }
-    EXPECT_EQ(changes, 1U);
   }
 }
 
@@ -69,7 +71,11 @@ TEST(Route, ModelIsNearTheMeasuredTimes) {
     double fused_us, decompress_us, blas_us;
   };
   for (const Measured& row : {Measured{{28672, 4096}, 1, 41.1, 102.6, 56.5},
-                              {{28672, 4096}, 64, 60.5, 102.6, 63.8},
+                              {{28672, 4096}, 64, 50.4, 102.6, 58.8},
+                              {{28672, 4096}, 128, 69.0, 102.6, 63.6},
+                              {{28672, 8192}, 128, 131.7, 202.9, 121.3},
+                              {{4096, 14336}, 128, 41.5, 52.5, 37.0},
+                              {{4096, 4096}, 128, 19.3, 16.8, 12.9},
                               {{14336, 4096}, 16, 22.8, 52.6, 30.7},
                               {{28672, 8192}, 1, 81.1, 202.9, 108.5},
                               {{128256, 4096}, 1, 177.1, 452.0, 249.2}}) {
