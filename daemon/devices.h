@@ -28,8 +28,8 @@ struct DeviceSet {
   [[nodiscard]] const ipc::GpuSummary* gpu(const std::string& uuid) const;  // as the start found it; nullptr: none
 };
 
-/// Asks a loader about the GPUs, unless the backend is host, and decides. Waits for at most probe_timeout_ms. kUnavailable: the backend
-/// is cuda and there is no usable GPU.
+/// Asks a loader about the GPUs, unless the backend is host, and decides. Waits for at most probe_timeout_ms. kUnavailable: the
+/// backend is cuda and there is no usable GPU.
 [[nodiscard]] Result<DeviceSet> find_devices(const Config& config);
 /// The decision alone; `probe` is not looked at when the backend is host.
 [[nodiscard]] Result<DeviceSet> choose_devices(const Config& config, const Result<ipc::ProbeReply>& probe);
@@ -42,8 +42,8 @@ struct DeviceSet {
 /// kUnsupported: the device cannot serve this transport ("fd" or "legacy").
 Status check_transport(const DeviceSet& devices, const std::string& uuid, const std::string& transport);
 
-/// An open descriptor of the GPU's device file: its device instance, and with it the memory behind chunk descriptors, lives as long as
-/// some process holds one, also without persistence mode.
+/// An open descriptor of the GPU's device file: its device instance, and with it the memory behind chunk descriptors, lives as long
+/// as some process holds one, also without persistence mode.
 [[nodiscard]] Result<UniqueFd> hold_gpu(int32_t minor, const std::string& folder = "/dev");
 
 }  // namespace weightd::daemon

@@ -49,8 +49,9 @@ class LoaderJob : public std::enable_shared_from_this<LoaderJob> {
 
   void admit();
   void cancel(const Status& why);
-  /// After `verified` of a load for the legacy transport the process stays, as the owner of the memory. This lets it go: it ends, and
-  /// is ended by force if it has not within the stall limit; then comes `ended`, ok. When it ends by itself: `ended` with the reason.
+  /// After `verified` of a load for the legacy transport the process stays, as the owner of the memory. This lets it go: it ends,
+  /// and is ended by force if it has not within the stall limit; then comes `ended`, ok. When it ends by itself: `ended` with the
+  /// reason.
   [[nodiscard]] bool owns_memory() const { return owner_; }
   void let_go();
   [[nodiscard]] pid_t pid() const { return pid_; }

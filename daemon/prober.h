@@ -26,7 +26,8 @@ class Prober {
   Prober& operator=(const Prober&) = delete;
 
   /// `answer` comes once, from the event loop. kDeadlineExceeded: no answer within `limit`, the child is killed. kUnavailable: a
-  /// child that was killed before has not ended within `limit`, so it hangs in the driver, and none is started. Else why the child failed.
+  /// child that was killed before has not ended within `limit`, so it hangs in the driver, and none is started. Else why the child
+  /// failed.
   void ask(const std::string& loader_path, bool deep, std::chrono::milliseconds limit, Answer answer);
   /// Kills the children; nothing is answered any more.
   void stop();

@@ -143,12 +143,13 @@ class Registry {
   /// The job is over and its process gone; `status` says why unless it verified.
   void job_ended(GenerationId generation, const Status& status, Effects& effects);
 
-  /// Legacy transport: the process that owns the memory of a published or draining generation is gone, and the memory with it. Leases
-  /// stand until they are released; the generation stays as lost until an unload, or until the same name is published again there.
+  /// Legacy transport: the process that owns the memory of a published or draining generation is gone, and the memory with it.
+  /// Leases stand until they are released; the generation stays as lost until an unload, or until the same name is published again
+  /// there.
   void owner_lost(GenerationId generation, const std::string& why, Effects& effects);
 
-  /// Takes the model out of service: published drains, loading is cancelled, lost is forgotten after its last lease. Answers UnloadedReply when all of it is gone, or at
-  /// the deadline with who holds it. kNotFound: nothing of that name.
+  /// Takes the model out of service: published drains, loading is cancelled, lost is forgotten after its last lease. Answers
+  /// UnloadedReply when all of it is gone, or at the deadline with who holds it. kNotFound: nothing of that name.
   void unload(const Ticket& ticket, const std::string& model, const std::string& device, Time deadline, Time now, Effects& effects);
   void reclaimed(GenerationId generation, Effects& effects);
 
@@ -184,7 +185,7 @@ class Registry {
     State state = State::kLoading;
     bool cancelled = false;  // no longer wanted; waits for the end of its job
     bool awaits_room = false;
-    bool unwanted = false;   // lost, and forgotten once its last lease ends
+    bool unwanted = false;  // lost, and forgotten once its last lease ends
     std::optional<ipc::Planned> plan;
     uint64_t progress_bytes = 0;
     Status failure;

@@ -16,8 +16,8 @@ class Server {
   /// Reads the configuration again, for SIGHUP.
   using Reload = std::function<Result<EffectiveConfig>()>;
 
-  /// Finds out which devices there are (this may take probe_timeout_ms), then listens. kUnavailable: the backend is cuda and no GPU is
-  /// usable. `log` and `reload` must outlive the server.
+  /// Finds out which devices there are (this may take probe_timeout_ms), then listens. kUnavailable: the backend is cuda and no GPU
+  /// is usable. `log` and `reload` must outlive the server.
   [[nodiscard]] static Result<std::unique_ptr<Server>> create(const EffectiveConfig& config, Log& log, Reload reload);
   ~Server();
   Server(const Server&) = delete;

@@ -31,10 +31,10 @@ class Blas {
   static constexpr uint64_t kWorkspaceBytes = uint64_t{32} << 20;
 
   /// y[m, n] = x[m, k] · w[n, k]ᵀ, BF16 in and out, fp32 accumulation, by the first algorithm of the heuristic for this shape,
-  /// these strides and alignments and kWorkspaceBytes (or none); the choice is kept, so that equal calls give equal bits. w, x and y
-  /// are on the device, any strides that the views allow, y and workspace overlapping nothing; 2-byte aligned at least. m, n of 0:
-  /// nothing is written; k of 0: y is +0. Launches on `stream`, may be captured; waits for nothing. Two launches that may run at the
-  /// same time need two workspaces. kInvalidArgument: shapes, strides, alignment or overlap, or another device is current;
+  /// these strides and alignments and kWorkspaceBytes (or none); the choice is kept, so that equal calls give equal bits. w, x and
+  /// y are on the device, any strides that the views allow, y and workspace overlapping nothing; 2-byte aligned at least. m, n of
+  /// 0: nothing is written; k of 0: y is +0. Launches on `stream`, may be captured; waits for nothing. Two launches that may run at
+  /// the same time need two workspaces. kInvalidArgument: shapes, strides, alignment or overlap, or another device is current;
   /// kUnsupported: cuBLASLt has no algorithm; kCuda. y is untouched then.
   [[nodiscard]] Status multiply(ConstBf16Matrix w, ConstBf16Matrix x, Bf16Matrix y, std::byte* workspace, cudaStream_t stream);
 
@@ -46,8 +46,8 @@ class Blas {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Bytes of scratch that multiply_exact needs, 256-byte aligned: the decompressed weight and cuBLASLt's workspace. The largest number
-/// there is for a weight past any memory.
+/// Bytes of scratch that multiply_exact needs, 256-byte aligned: the decompressed weight and cuBLASLt's workspace. The largest
+/// number there is for a weight past any memory.
 [[nodiscard]] uint64_t exact_workspace_bytes(uint64_t n, uint64_t k);
 /// The same product by decompressing w into `workspace` and multiplying there: the bits of Blas::multiply with a workspace on the
 /// original weights as they lie in an arena, 256-byte aligned and without gaps between the rows. Errors as there; the workspace is

@@ -18,6 +18,7 @@ inline constexpr uint64_t kNoDamage = ~uint64_t{0};
 ///   w           as f12_cuda.h, but pool and pool_bytes are this storage's own part of the pool;
 ///   pool_base   bytes from the start of the model's pool (which records count from) to that part
 /// Launches on `stream`, allocates nothing, waits for nothing.
-[[nodiscard]] Status launch_check_f12(const F12DeviceMatrix& w, uint64_t pool_base, uint64_t* first_damaged_unit, cudaStream_t stream);
+[[nodiscard]] Status launch_check_f12(const F12DeviceMatrix& w, uint64_t pool_base, uint64_t* first_damaged_unit,
+                                      cudaStream_t stream);
 
 }  // namespace weightd::kernels

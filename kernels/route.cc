@@ -47,7 +47,7 @@ RouteCost route_cost(const DeviceTraits& device, uint64_t n, uint64_t k, uint64_
   const auto passes = static_cast<double>((padded + rates.token_block - 1) / rates.token_block);
   RouteCost cost;
   cost.fused_us = passes * rates.fixed_us + std::max(passes * weights * kCodedBytesPerWeight / rates.coded_bytes,
-                                            2 * weights * static_cast<double>(padded) / rates.operations);
+                                                     2 * weights * static_cast<double>(padded) / rates.operations);
   cost.decompressed_us =
       kDecompressFixedUs + weights * (kCodedBytesPerWeight + kRawBytesPerWeight) / kDecompressBytes + kBlasFixedUs +
       std::max(weights * kRawBytesPerWeight / kBlasBytes, 2 * weights * static_cast<double>(m) / kBlasOperations);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // soak DATA_SOCKET CONTROL_SOCKET MODEL CYCLES KILLS
 // CYCLES times acquire and release in this process, then KILLS worker processes that acquire, compute one row and are killed with
-// SIGKILL while they hold the lease. Afterwards the daemon's leases, sessions and descriptors must be exactly, and its resident memory
-// nearly, what they were before. Exit status 1 names what is not.
+// SIGKILL while they hold the lease. Afterwards the daemon's leases, sessions and descriptors must be exactly, and its resident
+// memory nearly, what they were before. Exit status 1 names what is not.
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -31,7 +31,7 @@ constexpr bool kMemoryTells = false;  // the sanitizers keep freed memory back a
 #else
 constexpr bool kMemoryTells = true;
 #endif
-constexpr int kSettleAttempts = 2000;          // status calls until the daemon has seen every end of a process
+constexpr int kSettleAttempts = 2000;  // status calls until the daemon has seen every end of a process
 
 template <typename T>
 T require(Result<T> result) {
@@ -104,12 +104,13 @@ control::DaemonStatus settled_status(control::Client& control, const control::Da
 }
 
 int compare(const control::DaemonStatus& base, const control::DaemonStatus& now) {
-  std::printf("leases %u -> %u, sessions %u -> %u, descriptors %u -> %u, resident memory %.1f -> %.1f MiB\n", base.lease_count, now.lease_count,
-              base.session_count, now.session_count, base.fd_count, now.fd_count, static_cast<double>(base.rss_bytes) / 1048576.0,
-              static_cast<double>(now.rss_bytes) / 1048576.0);
+  std::printf("leases %u -> %u, sessions %u -> %u, descriptors %u -> %u, resident memory %.1f -> %.1f MiB\n", base.lease_count,
+              now.lease_count, base.session_count, now.session_count, base.fd_count, now.fd_count,
+              static_cast<double>(base.rss_bytes) / 1048576.0, static_cast<double>(now.rss_bytes) / 1048576.0);
   // The base may be taken while the warm-up's last descriptor is on its way out; what leaks, leaks in every cycle.
-  const bool same = base.lease_count == now.lease_count && base.session_count == now.session_count && now.fd_count <= base.fd_count &&
-                    (!kMemoryTells || now.rss_bytes <= base.rss_bytes + kRssSlackBytes) && base.version.pid == now.version.pid;
+  const bool same = base.lease_count == now.lease_count && base.session_count == now.session_count &&
+                    now.fd_count <= base.fd_count && (!kMemoryTells || now.rss_bytes <= base.rss_bytes + kRssSlackBytes) &&
+                    base.version.pid == now.version.pid;
   std::printf(same ? "soak: back at the base line\n" : "soak: NOT back at the base line\n");
   return same ? 0 : 1;
 }

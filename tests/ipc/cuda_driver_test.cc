@@ -48,8 +48,7 @@ TEST(CudaDriver, StatusHasCallTextAndName) {
   EXPECT_EQ(memory.code(), StatusCode::kResourceExhausted);
   EXPECT_EQ(memory.message(), "cuMemCreate: out of memory (CUDA_ERROR_OUT_OF_MEMORY, 2)");
   EXPECT_EQ(status_from_driver(fake.driver(), CUDA_ERROR_ILLEGAL_ADDRESS, "cuCtxSynchronize").code(), StatusCode::kCuda);
-  EXPECT_EQ(status_from_driver(fake.driver(), static_cast<CUresult>(998), "cuMemMap").message(),
-            "cuMemMap: error (unknown, 998)");
+  EXPECT_EQ(status_from_driver(fake.driver(), static_cast<CUresult>(998), "cuMemMap").message(), "cuMemMap: error (unknown, 998)");
 }
 
 TEST(CudaDriver, GpusAreDescribedWithoutAContext) {

@@ -41,7 +41,7 @@ class FakeCuda {
     int allocations = 0, opened = 0;            // legacy
     int contexts = 0, current = 0;              // retained; pushed, on all threads
     int host_blocks = 0, streams = 0, events = 0;
-    uint64_t host_bytes = 0;  // of the blocks
+    uint64_t host_bytes = 0;    // of the blocks
     uint64_t device_bytes = 0;  // on all GPUs, by whoever holds them here
     bool operator==(const Live&) const = default;
   };
