@@ -6,8 +6,8 @@
 namespace weightd::kernels {
 namespace {
 
-/// Fitted to measured times (H200, 132 multiprocessors; kWgmmaRates to those of gemm_tune); a new kernel is entered by fitting its line again. Bytes and
-/// floating-point operations a microsecond.
+/// Fitted to measured times (H200, 132 multiprocessors; kWgmmaRates to those of gemm_tune); a new kernel is entered by fitting its
+/// line again. Bytes and floating-point operations a microsecond.
 struct FusedRates {
   double coded_bytes;             // weights streamed at few tokens
   double operations;              // of whole token blocks, where they bind
